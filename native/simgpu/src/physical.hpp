@@ -1,0 +1,61 @@
+// Physical memory of a device: one memfd each.
+//
+// A Physical is what cuMemCreate makes, and what lies under every cuMemAlloc. Its descriptor is a real file
+// descriptor: whoever holds a copy keeps the bytes alive. At a checkpoint the bytes move into ordinary anonymous
+// memory of the process and the descriptor is closed; at a restore they move into a new memfd. Fresh memory is zero.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <unordered_set>
+#include <vector>
+
+#include <cuda.h>
+
+namespace simgpu {
+
+// The granularity of every real NVIDIA device that has virtual memory management.
+inline constexpr size_t kGranularity = size_t{2} << 20;
+inline constexpr int kHostMemory = -1;
+
+class Physical {
+  public:
+    // On device `device` (the number this process knows it by) or kHostMemory. Throws CUDA_ERROR_OUT_OF_MEMORY.
+    static std::shared_ptr<Physical> create(size_t size_bytes, int device, const CUmemAllocationProp& properties);
+    // Takes a copy of `fd`. Throws CUDA_ERROR_INVALID_VALUE when it is no memory of a simulated GPU.
+    static std::shared_ptr<Physical> import(int fd);
+    ~Physical();
+    Physical(const Physical&) = delete;
+    Physical& operator=(const Physical&) = delete;
+
+    int fd() const { return fd_; }
+    size_t size_bytes() const { return size_bytes_; }
+    int device() const { return device_; }
+    bool imported() const { return imported_; }
+    const CUmemAllocationProp& properties() const { return properties_; }
+
+    // Moves the bytes to host memory and closes the descriptor. Every mapping must be gone already.
+    void save();
+    // The way back, onto whatever `device()` now stands for. Throws CUDA_ERROR_OUT_OF_MEMORY and stays saved.
+    void load();
+    // Undoes load(): drops the new memfd, the saved bytes still being there.
+    void unload();
+    // Ends a restore: the saved bytes are given back to the host.
+    void drop_saved();
+
+    static std::vector<std::shared_ptr<Physical>> all();
+
+  private:
+    Physical() = default;
+    void open_memfd();
+
+    int fd_ = -1;
+    size_t size_bytes_ = 0;
+    int device_ = 0;
+    bool imported_ = false;
+    CUmemAllocationProp properties_{};
+    void* saved_ = nullptr;
+};
+
+} // namespace simgpu

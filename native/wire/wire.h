@@ -1,0 +1,150 @@
+// The messages between the interposer's agent thread (in a target) and the node daemon.
+//
+// This file is their only definition. The interposer includes it; the daemon reads the same tables through the
+// `woodfrog._native.wire` module (native/wire/module.cpp), which is generated from the WF_* lists below, so the two
+// sides cannot differ. It must never depend on CUDA headers, and no message may carry GPU data.
+//
+// Transport: AF_UNIX, SOCK_SEQPACKET, path $WOODFROG_RUNTIME_DIR/agent.sock. The agent connects; the daemon checks the
+// peer with SO_PEERCRED (the pid in `hello` is information only: inside a PID namespace it is another number).
+// One message is one packet of at most WF_MAX_MESSAGE bytes:
+//     Header | body of its type | header.count entries of its type      (+ header.fd_count file descriptors, SCM_RIGHTS)
+// All integers are little-endian; every struct is packed by construction (fields sorted so that no padding arises).
+// Every command of the daemon is answered by exactly one `reply` (after zero or more batches) with the same sequence.
+//
+// Agent states and who may ask what:
+//
+//     running ──quiesce──▶ quiesced ──export──▶ exported ──release──▶ released ──return──▶ returned
+//        ▲                    │                    │                     │                    │
+//        └──────resume────────┴───────resume───────┘         (only return leads on)           │
+//        └───────────────────────────────────resume───────────────────────────────────────────┘
+//
+// When the daemon's end of the socket closes without `detach`: quiesced, exported and returned go back to running by
+// themselves (exported fds are closed); released stays and waits. `detach` closes the socket in any state and keeps
+// the state. While it has no connection the agent holds no file descriptor of ours and sleeps in sigwaitinfo for the
+// thread-directed signal WF_WAKE_SIGNAL, upon which it connects again and says `hello` with its state.
+#pragma once
+#include <stdint.h>
+
+#define WF_WIRE_MAGIC 0x47524657u /* "WFRG" */
+#define WF_WIRE_VERSION 1
+#define WF_MAX_MESSAGE 65536
+#define WF_MAX_ENTRIES 240 /* per message; also keeps fd_count below the kernel's SCM_MAX_FD of 253 */
+#define WF_AGENT_THREAD_NAME "woodfrog-agent"
+#define WF_WAKE_SIGNAL_OFFSET 3 /* the wake signal is SIGRTMAX - 3; blocked only in the agent thread */
+#define WF_FLAG_LAST 1u         /* header.flags: the last batch of a series */
+
+// name, value
+#define WF_STATES(X) X(running, 0) X(quiesced, 1) X(exported, 2) X(released, 3) X(returned, 4)
+
+// header.status of a reply: name, value
+#define WF_STATUSES(X)                                                                                                 \
+    X(ok, 0)                                                                                                           \
+    X(timeout, 1)       /* the work in flight did not finish in time; the state is what it was before */              \
+    X(wrong_state, 2)   /* the command is not allowed in the agent's state */                                          \
+    X(driver_error, 3)  /* a driver call failed: body.driver_result and message say which */                           \
+    X(no_memory, 4)                                                                                                    \
+    X(bad_message, 5)                                                                                                  \
+    X(unsupported, 6)   /* something the target uses cannot be handed over: message names it */
+
+// kind of an owned allocation: name, value
+#define WF_KINDS(X)                                                                                                    \
+    X(allocation, 0) /* cuMemAlloc*, cuMemAllocPitch: one handle of its own */                                         \
+    X(slab, 1)       /* a handle that holds many small allocations */                                                  \
+    X(virtual_handle, 2) /* the application's own cuMemCreate */
+
+// obstacles seen by the interposer (bits of survey body.obstacles)
+#define WF_OBSTACLES(X)                                                                                                \
+    X(managed_memory, 0) X(imported_memory, 1) X(legacy_ipc, 2) X(multicast, 3) X(capture_active, 4) X(mig_or_mps, 5)
+
+// Field codes are those of Python's struct module: B u8, H u16, I u32, i i32, Q u64, q i64, Ns bytes.
+// WF_FIELDS_x(F): F(name, C type, array length or 1, struct code)
+#define WF_FIELDS_header(F)                                                                                            \
+    F(magic, uint32_t, 1, "I") F(version, uint16_t, 1, "H") F(type, uint16_t, 1, "H") F(sequence, uint64_t, 1, "Q")    \
+    F(count, uint32_t, 1, "I") F(fd_count, uint32_t, 1, "I") F(status, int32_t, 1, "i") F(flags, uint32_t, 1, "I")
+
+// bodies
+#define WF_FIELDS_hello(F)                                                                                             \
+    F(start_ticks, uint64_t, 1, "Q") F(operation, uint64_t, 1, "Q") F(owned_bytes, uint64_t, 1, "Q")                   \
+    F(owned_count, uint64_t, 1, "Q") F(pid, uint32_t, 1, "I") F(agent_tid, uint32_t, 1, "I")                           \
+    F(state, uint32_t, 1, "I") F(device_count, uint32_t, 1, "I") F(name, char, 64, "64s") F(build, char, 32, "32s")
+#define WF_FIELDS_empty(F)
+#define WF_FIELDS_quiesce(F) F(operation, uint64_t, 1, "Q") F(timeout_ms, uint32_t, 1, "I") F(reserved, uint32_t, 1, "I")
+#define WF_FIELDS_reply(F)                                                                                             \
+    F(elapsed_us, uint64_t, 1, "Q") F(value, uint64_t, 1, "Q") F(driver_result, int32_t, 1, "i")                       \
+    F(state, uint32_t, 1, "I") F(message, char, 232, "232s")
+#define WF_FIELDS_survey(F)                                                                                            \
+    F(owned_bytes, uint64_t, 1, "Q") F(owned_count, uint64_t, 1, "Q") F(allocation_count, uint64_t, 1, "Q")            \
+    F(driver_owned_bytes, uint64_t, 1, "Q") F(host_bytes, uint64_t, 1, "Q") F(launches, uint64_t, 1, "Q")              \
+    F(contexts, uint32_t, 1, "I") F(obstacles, uint32_t, 1, "I")
+
+// entries
+#define WF_FIELDS_device(F)                                                                                            \
+    F(owned_bytes, uint64_t, 1, "Q") F(largest_bytes, uint64_t, 1, "Q") F(uuid, uint8_t, 16, "16s")                    \
+    F(ordinal, uint32_t, 1, "I") F(owned_count, uint32_t, 1, "I")
+// One physical allocation; in `export_batch` and `return_batch` entry k goes with file descriptor k.
+#define WF_FIELDS_handle(F)                                                                                            \
+    F(handle, uint64_t, 1, "Q") F(size, uint64_t, 1, "Q") F(device, uint32_t, 1, "I") F(kind, uint32_t, 1, "I")
+// One allocation as the application sees it: [address, address+size) lies at `offset` in `handle`.
+#define WF_FIELDS_mapping(F)                                                                                           \
+    F(address, uint64_t, 1, "Q") F(size, uint64_t, 1, "Q") F(handle, uint64_t, 1, "Q") F(offset, uint64_t, 1, "Q")     \
+    F(device, uint32_t, 1, "I") F(kind, uint32_t, 1, "I")
+
+// Messages: name, number, body, entry (empty: none), from ("agent" or "daemon")
+#define WF_MESSAGES(M)                                                                                                 \
+    M(hello, 1, hello, empty, "agent")            /* first packet of every connection; not answered */                 \
+    M(reply, 2, reply, empty, "agent")            /* ends every command */                                             \
+    M(survey_result, 3, survey, device, "agent")  /* before the reply to survey */                                     \
+    M(export_batch, 4, empty, handle, "agent")    /* before the reply to export; carries fds */                        \
+    M(mapping_batch, 5, empty, mapping, "agent")  /* before the reply to export, after the export batches */           \
+    M(survey, 32, empty, empty, "daemon")         /* stops nothing */                                                  \
+    M(quiesce, 33, quiesce, empty, "daemon")      /* gate closed, all contexts idle, or timeout and gate open */       \
+    M(export_memory, 34, empty, empty, "daemon")  /* send an fd for every owned handle, keep everything mapped */      \
+    M(release_memory, 35, empty, empty, "daemon") /* unmap, release, close the fds; addresses stay reserved */         \
+    M(detach, 36, empty, empty, "daemon")         /* reply, then close the socket and sleep for the wake signal */     \
+    M(return_batch, 37, empty, handle, "daemon")  /* fds; import, map, set access; reply only after the LAST batch */  \
+    M(resume, 38, empty, empty, "daemon")         /* gate open */                                                      \
+    M(ping, 39, empty, empty, "daemon")
+
+#ifdef __cplusplus
+namespace woodfrog::wire {
+
+#define WF_DECLARE_FIELD(name, type, length, code) Field<type, length>::Type name{};
+template <typename T, int N> struct Field {
+    using Type = T[N];
+};
+template <typename T> struct Field<T, 1> {
+    using Type = T;
+};
+#define WF_DECLARE(struct_name, list)                                                                                  \
+    struct struct_name {                                                                                               \
+        list(WF_DECLARE_FIELD)                                                                                         \
+    };
+WF_DECLARE(Header, WF_FIELDS_header)
+WF_DECLARE(Hello, WF_FIELDS_hello)
+WF_DECLARE(Quiesce, WF_FIELDS_quiesce)
+WF_DECLARE(Reply, WF_FIELDS_reply)
+WF_DECLARE(Survey, WF_FIELDS_survey)
+WF_DECLARE(Device, WF_FIELDS_device)
+WF_DECLARE(Handle, WF_FIELDS_handle)
+WF_DECLARE(Mapping, WF_FIELDS_mapping)
+#undef WF_DECLARE
+#undef WF_DECLARE_FIELD
+
+#define WF_ENUM_ENTRY(name, value) name = value,
+enum class State : uint32_t { WF_STATES(WF_ENUM_ENTRY) };
+enum class Status : int32_t { WF_STATUSES(WF_ENUM_ENTRY) };
+enum class Kind : uint32_t { WF_KINDS(WF_ENUM_ENTRY) };
+#undef WF_ENUM_ENTRY
+#define WF_OBSTACLE_ENTRY(name, bit) obstacle_##name = 1u << bit,
+enum Obstacle : uint32_t { WF_OBSTACLES(WF_OBSTACLE_ENTRY) };
+#undef WF_OBSTACLE_ENTRY
+#define WF_TYPE_ENTRY(name, number, body, entry, from) name = number,
+enum class Type : uint16_t { WF_MESSAGES(WF_TYPE_ENTRY) };
+#undef WF_TYPE_ENTRY
+
+static_assert(sizeof(Header) == 32 && sizeof(Reply) == 256 && sizeof(Handle) == 24 && sizeof(Mapping) == 40);
+static_assert(sizeof(Header) + sizeof(Hello) < WF_MAX_MESSAGE);
+static_assert(sizeof(Header) + WF_MAX_ENTRIES * sizeof(Mapping) < WF_MAX_MESSAGE);
+
+} // namespace woodfrog::wire
+#endif

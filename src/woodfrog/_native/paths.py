@@ -1,0 +1,31 @@
+"""Where the compiled parts are that are not Python modules.
+
+They are installed beside the extension modules, so they are found from there: that is right for wheels and for
+editable installs, where the sources and the compiled parts lie in different folders.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from woodfrog._native import wire
+
+
+def directory() -> Path:
+    """The folder that holds everything compiled."""
+    return Path(wire.__file__).resolve().parent
+
+
+def interposer() -> Path:
+    """The library that `woodfrog run` preloads into targets."""
+    return directory() / "libwoodfrog_interpose.so"
+
+
+def keeper() -> Path:
+    """The program that holds file descriptors for the node daemon."""
+    return directory() / "woodfrog-keeper"
+
+
+def simgpu_dir() -> Path:
+    """The folder with the simulated `libcuda.so.1`, for LD_LIBRARY_PATH."""
+    return directory() / "simgpu"
