@@ -1,19 +1,21 @@
 #!/usr/bin/env bash
-# Provides CRIU >= 4.1 under a prefix of its own: get-criu.sh [PREFIX]   (default: .prefix/criu in the repository)
+# Provides CRIU under a prefix of its own: get-criu.sh [PREFIX]   (default: .prefix/criu in the repository)
 #
-# Older releases do not work on kernels from 6.13 on. Where the distribution's own CRIU is new enough the prefix only
-# points to it. Elsewhere Debian 13's packages (criu and every library it needs, libc included) are taken from the
-# mirror that this machine's own apt configuration names, signatures checked with Debian's keyring, and unpacked into
-# the prefix; nothing is installed. PREFIX/bin/criu runs them through their own dynamic loader, finds itself by its own
-# path, and so works wherever the prefix is copied to. Must never change the machine's package state, name a host, or
-# leave a half-made prefix: everything is made beside it and renamed.
+# Wanted is 4.2 or newer: on kernels from 6.16 on, older ones cannot save a process that has a network socket. At least
+# 4.1 is needed: older ones do not work at all on kernels from 6.13 on. Where the distribution's own CRIU is new enough
+# the prefix only points to it. Elsewhere Debian's packages (criu and every library it needs, libc included) are taken
+# from the mirror that this machine's own apt configuration names, signatures checked with Debian's keyring, and
+# unpacked into the prefix; nothing is installed. PREFIX/bin/criu runs them through their own dynamic loader, finds
+# itself by its own path, and so works wherever the prefix is copied to. Must never change the machine's package state,
+# name a host, or leave a half-made prefix: everything is made beside it and renamed.
 #
 # Environment: WOODFROG_DEBIAN_MIRROR   base URI of a Debian mirror, for machines whose apt names none
 #              WOODFROG_DEBIAN_KEYRING  keyring that holds the release's key
 set -euo pipefail
 
+wanted=4.2
 minimum=4.1
-suite=trixie # Debian 13, the oldest Debian release whose criu is new enough
+suites=(forky trixie) # Debian 14 has criu 4.2, Debian 13 has 4.1
 
 here=$(cd "$(dirname "$(readlink -f "$0")")/.." && pwd)
 prefix=$(readlink -m "${1:-$here/.prefix/criu}")
@@ -27,17 +29,21 @@ fail() {
 
 # version_of PROGRAM: "4.1.1", or nothing when it does not run
 version_of() { "$1" --version 2>/dev/null | sed -n 's/^Version: *\([0-9][0-9.]*\).*/\1/p'; }
-new_enough() { [ -n "$1" ] && [ "$(printf '%s\n%s\n' "$minimum" "$1" | sort -V | head -n 1)" = "$minimum" ]; }
+# at_least MINIMUM VERSION
+at_least() { [ -n "$2" ] && [ "$(printf '%s\n%s\n' "$1" "$2" | sort -V | head -n 1)" = "$1" ]; }
 
 check() {
-    local output
+    local output version
+    version=$(version_of "$prefix/bin/criu")
+    at_least "$wanted" "$version" ||
+        say "note: criu $version cannot save processes that have network sockets on kernels from 6.16 on (this is $(uname -r))"
     if [ "$(id -u)" -ne 0 ]; then
-        say "criu $(version_of "$prefix/bin/criu") in $prefix (not root: 'criu check' left out)"
+        say "criu $version in $prefix (not root: 'criu check' left out)"
         return 0
     fi
     # --libdir: an empty folder keeps CRIU's plugins out, as woodfrog does at dump and restore
     if output=$("$prefix/bin/criu" check --libdir "$prefix/plugins" 2>&1); then
-        say "criu $(version_of "$prefix/bin/criu") in $prefix: $(printf '%s\n' "$output" | tail -n 1)"
+        say "criu $version in $prefix: $(printf '%s\n' "$output" | tail -n 1)"
     else
         printf '%s\n' "$output" >&2
         fail "criu is in $prefix, but 'criu check' says that this kernel ($(uname -r)) lacks something it needs." \
@@ -58,7 +64,8 @@ mkdir -p "$(dirname "$prefix")"
 exec 9>"$prefix.lock"
 flock 9 # two builds at once: the second waits and finds the work done
 
-if new_enough "$(version_of "$prefix/bin/criu")"; then
+present=$(version_of "$prefix/bin/criu" || true)
+if at_least "$wanted" "$present"; then
     check
     exit 0
 fi
@@ -68,17 +75,34 @@ trap 'rm -rf "$work"' EXIT
 tree=$work/tree
 mkdir -p "$tree/bin" "$tree/plugins"
 
-system=$(command -v criu || true)
-if [ -n "$system" ] && new_enough "$(version_of "$system")"; then
+system=$(PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin command -v criu || true)
+use_system() {
     printf '#!/bin/sh\nexec "%s" "$@"\n' "$(readlink -f "$system")" >"$tree/bin/criu"
     chmod 755 "$tree/bin/criu"
     install_tree "$tree"
     check
     exit 0
+}
+if [ -n "$system" ] && at_least "$wanted" "$(version_of "$system" || true)"; then
+    use_system
 fi
 
+# settle REASON ADVICE: a newer one cannot be had; one that is at least the minimum will do
+settle() {
+    if at_least "$minimum" "$present"; then
+        say "$1"
+        check
+        exit 0
+    fi
+    if [ -n "$system" ] && at_least "$minimum" "$(version_of "$system" || true)"; then
+        say "$1"
+        use_system
+    fi
+    fail "$1" "$2"
+}
+
 for tool in apt-get apt-config dpkg-deb; do
-    command -v "$tool" >/dev/null || fail "there is no criu >= $minimum here, and without $tool this script cannot fetch one." \
+    command -v "$tool" >/dev/null || settle "there is no criu >= $wanted here, and without $tool this script cannot fetch one." \
         "install criu >= $minimum with your distribution's means, or set WOODFROG_CRIU to a criu program."
 done
 
@@ -127,56 +151,56 @@ newer_keyring() {
     find "$work/keyring" -name 'debian-archive-keyring.[pg][gp]*' -print -quit
 }
 
-# fetch MIRROR KEYRING: criu and everything it needs into the private cache
+# fetch MIRROR KEYRING SUITE: criu and everything it needs into the private cache
 fetch() {
-    printf 'Types: deb\nURIs: %s\nSuites: %s\nComponents: main\nSigned-By: %s\n' "$1" "$suite" "$2" \
+    printf 'Types: deb\nURIs: %s\nSuites: %s\nComponents: main\nSigned-By: %s\n' "$1" "$3" "$2" \
         >"$apt/sources/criu.sources"
+    rm -rf "$apt"/state/lists/* "$apt"/cache/archives/*
+    mkdir -p "$apt/state/lists/partial" "$apt/cache/archives/partial"
+    chmod -R a+rX "$apt"
     private apt-get update -qq >"$work/log" 2>&1 &&
         private apt-get install -qq -y --download-only criu >>"$work/log" 2>&1
 }
 
-fetched=
-ring=$(keyring)
-mapfile -t bases < <(mirrors)
-[ "${#bases[@]}" -gt 0 ] || fail "this machine's apt names no source to derive a Debian mirror from." \
-    "set WOODFROG_DEBIAN_MIRROR to a Debian mirror, or WOODFROG_CRIU to a criu >= $minimum."
-for attempt in machine newer; do
-    [ "$attempt" = machine ] || ring=$(newer_keyring)
-    [ -n "$ring" ] || continue
-    for base in "${bases[@]}"; do
-        if fetch "$base" "$ring"; then
-            fetched=$base
-            break 2
-        fi
+# fetch_any SUITE: from the first mirror that has it, with this machine's keyring or else a newer one
+fetch_any() {
+    local base ring
+    for ring in "$(keyring)" newer; do
+        [ "$ring" != newer ] || ring=$(newer_keyring)
+        [ -n "$ring" ] || continue
+        have_keyring=yes
+        for base in "${bases[@]}"; do
+            if fetch "$base" "$ring" "$1"; then return 0; fi
+        done
     done
-done
-if [ -z "$fetched" ]; then
-    [ ! -s "$work/log" ] || tail -n 5 "$work/log" >&2
-    [ -n "$ring" ] || fail "Debian's keyring is not on this machine, so packages could not be trusted." \
-        "apt-get install debian-archive-keyring, or set WOODFROG_DEBIAN_KEYRING."
-    fail "none of this machine's apt sources gave Debian $suite's criu (last answer above)." \
-        "set WOODFROG_DEBIAN_MIRROR to a Debian mirror, or WOODFROG_CRIU to a criu >= $minimum."
-fi
+    return 1
+}
 
-mkdir -p "$work/unpacked" "$tree/lib" "$tree/licenses"
-for package in "$apt"/cache/archives/*.deb; do
-    dpkg-deb -x "$package" "$work/unpacked"
-done
-cp "$work/unpacked/usr/sbin/criu" "$tree/bin/criu.program"
-# Libraries only, flat, links kept; what programs load by name at run time (gconv, nss, preload helpers) is not needed.
-find "$work/unpacked" -path '*/gconv' -prune -o \( -type f -o -type l \) -name '*.so*' \
-    ! -name 'libnss_*' ! -name 'libmemusage*' ! -name 'libpcprofile*' ! -name 'libc_malloc_debug*' ! -name 'libmvec*' \
-    -exec cp -P {} "$tree/lib/" \;
-# The loader may come as a link into another folder: keep the file itself under its name.
-loader=$(find "$work/unpacked" -name 'ld-linux-*.so.*' -type f -print -quit)
-[ -n "$loader" ] || fail "Debian's libc6 package holds no dynamic loader where it was expected." "please report this."
-rm -f "$tree/lib/$(basename "$loader")"
-cp "$loader" "$tree/lib/"
-for notice in "$work"/unpacked/usr/share/doc/*/copyright; do
-    cp -L "$notice" "$tree/licenses/$(basename "$(dirname "$notice")")" 2>/dev/null || true # a link into a package not taken
-done
-# "$0" may be a link: the prefix is where the file itself lies.
-cat >"$tree/bin/criu" <<'WRAPPER'
+# unpack: the fetched packages into the tree; prints nothing, fails when what came out does not run
+unpack() {
+    rm -rf "$work/unpacked" "$tree/lib" "$tree/licenses"
+    mkdir -p "$work/unpacked" "$tree/lib" "$tree/licenses"
+    local package loader notice
+    for package in "$apt"/cache/archives/*.deb; do
+        dpkg-deb -x "$package" "$work/unpacked"
+    done
+    cp "$work/unpacked/usr/sbin/criu" "$tree/bin/criu.program"
+    # Libraries only, flat, links kept; what programs load by name at run time (gconv, nss, preloads) is not needed.
+    find "$work/unpacked" -path '*/gconv' -prune -o \( -type f -o -type l \) -name '*.so*' \
+        ! -name 'libnss_*' ! -name 'libmemusage*' ! -name 'libpcprofile*' ! -name 'libc_malloc_debug*' \
+        ! -name 'libmvec*' -exec cp -P {} "$tree/lib/" \;
+    # The loader may come as a link into another folder: keep the file itself under its name.
+    loader=$(find "$work/unpacked" -name 'ld-linux-*.so.*' -type f -print -quit)
+    [ -n "$loader" ] || return 1
+    rm -f "$tree/lib/$(basename "$loader")"
+    cp "$loader" "$tree/lib/"
+    chmod 755 "$tree/bin/criu.program" "$tree/lib/$(basename "$loader")"
+    for notice in "$work"/unpacked/usr/share/doc/*/copyright; do
+        [ -e "$notice" ] || continue # a link into a package that was not taken
+        cp -L "$notice" "$tree/licenses/$(basename "$(dirname "$notice")")"
+    done
+    # "$0" may be a link: the prefix is where the file itself lies.
+    cat >"$tree/bin/criu" <<'WRAPPER'
 #!/bin/sh
 # Runs the CRIU of this prefix with this prefix's own C library.
 prefix=$(dirname "$(dirname "$(readlink -f "$0")")")
@@ -184,11 +208,28 @@ for loader in "$prefix"/lib/ld-linux-*.so.*; do
     exec "$loader" --library-path "$prefix/lib" "$prefix/bin/criu.program" "$@"
 done
 WRAPPER
-chmod 755 "$tree/bin/criu" "$tree/bin/criu.program" "$tree/lib/$(basename "$loader")"
+    chmod 755 "$tree/bin/criu"
+    at_least "$minimum" "$(version_of "$tree/bin/criu" || true)"
+}
 
-version=$(version_of "$tree/bin/criu")
-new_enough "$version" || fail "the criu from Debian $suite does not run here or is older than $minimum (it says '${version:-nothing}')." \
-    "set WOODFROG_CRIU to a criu >= $minimum."
-install_tree "$tree"
-say "criu $version from Debian $suite"
-check
+have_keyring=
+mapfile -t bases < <(mirrors)
+[ "${#bases[@]}" -gt 0 ] || settle "this machine's apt names no source to derive a Debian mirror from." \
+    "set WOODFROG_DEBIAN_MIRROR to a Debian mirror, or WOODFROG_CRIU to a criu >= $minimum."
+for suite in "${suites[@]}"; do
+    # An older release's criu is no gain over one that is there already.
+    [ "$suite" != trixie ] || ! at_least "$minimum" "$present" || continue
+    if fetch_any "$suite" && unpack; then
+        version=$(version_of "$tree/bin/criu")
+        install_tree "$tree"
+        say "criu $version from Debian $suite"
+        check
+        exit 0
+    fi
+    say "Debian $suite gave no criu that runs here"
+done
+[ ! -s "$work/log" ] || tail -n 5 "$work/log" >&2
+[ -n "$have_keyring" ] || settle "Debian's keyring is not on this machine, so packages could not be trusted." \
+    "apt-get install debian-archive-keyring, or set WOODFROG_DEBIAN_KEYRING."
+settle "none of this machine's apt sources gave a criu (last answer above)." \
+    "set WOODFROG_DEBIAN_MIRROR to a Debian mirror, or WOODFROG_CRIU to a criu >= $minimum."

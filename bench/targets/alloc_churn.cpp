@@ -13,9 +13,9 @@
 
 namespace {
 
-constexpr unsigned kSmallestLog2 = 12;         // 4 KiB
-constexpr unsigned kLargestLog2 = 28;          // 256 MiB
-constexpr size_t kMostAllocations = 512;       // the order of what PyTorch's caching allocator holds
+constexpr unsigned kSmallestLog2 = 12;          // 4 KiB
+constexpr unsigned kLargestLog2 = 28;           // 256 MiB
+constexpr size_t kMostAllocations = 512;        // the order of what PyTorch's caching allocator holds
 constexpr uint64_t kDeviceAlignmentBytes = 256; // what the CUDA programming guide promises at least
 
 struct Allocation {

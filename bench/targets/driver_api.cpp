@@ -17,7 +17,9 @@ constexpr unsigned kStreams = 3;
 constexpr unsigned kPitchedRows = 64;
 constexpr uint64_t kMostWords = 1ULL << 30; // of one buffer: kernels index with 32 bits
 
-unsigned blocks(unsigned words) { return (words + kThreads - 1) / kThreads; }
+unsigned blocks(unsigned words) {
+    return (words + kThreads - 1) / kThreads;
+}
 
 // Memory made with the virtual memory calls, as frameworks with growing segments make it: two physical pieces behind
 // one range of addresses. The program itself asks for no exportable handles.
@@ -29,8 +31,8 @@ class MappedMemory {
         properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
         properties.location.id = device;
         size_t granularity_bytes = 0;
-        TARGET_CHECK(cuMemGetAllocationGranularity(&granularity_bytes, &properties,
-                                                   CU_MEM_ALLOC_GRANULARITY_RECOMMENDED));
+        TARGET_CHECK(
+            cuMemGetAllocationGranularity(&granularity_bytes, &properties, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED));
         const uint64_t pieces = std::max<uint64_t>(1, wanted_bytes / 2 / granularity_bytes);
         const size_t piece_bytes = pieces * granularity_bytes;
         size_bytes_ = 2 * piece_bytes;
@@ -88,7 +90,7 @@ class MainContext {
         TARGET_CHECK(cuMemsetD2D32(pitched_, pitch_bytes_, 5, row_words_, kPitchedRows));
         TARGET_CHECK(cuMemAlloc(&sum_, sizeof(uint64_t)));
         TARGET_CHECK(cuCtxSynchronize());
-        TARGET_CHECK(cuCtxPopCurrent(nullptr));
+        target::pop_context();
     }
 
     uint64_t state_bytes() const {
@@ -132,7 +134,7 @@ class MainContext {
         TARGET_CHECK(cuMemcpyDtoHAsync(&sum, sum_, sizeof sum, streams_[0]));
         TARGET_CHECK(cuStreamSynchronize(streams_[0]));
         sum += rounds_done();
-        TARGET_CHECK(cuCtxPopCurrent(nullptr));
+        target::pop_context();
         return sum;
     }
 
@@ -200,7 +202,7 @@ class SideContext {
         TARGET_CHECK(cuMemsetD32(buffer_, 9, words_));
         TARGET_CHECK(cuMemAlloc(&sum_, sizeof(uint64_t)));
         TARGET_CHECK(cuCtxSynchronize());
-        TARGET_CHECK(cuCtxPopCurrent(nullptr));
+        target::pop_context();
     }
 
     uint64_t state_bytes() const { return sizeof(uint32_t) * static_cast<uint64_t>(words_); }
@@ -212,7 +214,7 @@ class SideContext {
         target::launch(checksum_, blocks(words_), kThreads, nullptr, buffer_, words_, sum_);
         uint64_t sum = 0;
         TARGET_CHECK(cuMemcpyDtoH(&sum, sum_, sizeof sum));
-        TARGET_CHECK(cuCtxPopCurrent(nullptr));
+        target::pop_context();
         return sum;
     }
 

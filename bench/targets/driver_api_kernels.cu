@@ -13,7 +13,7 @@ extern "C" __global__ void stir(unsigned int *data, unsigned int words, unsigned
         data[i] = x ^ (x >> 16);
     }
     if (i == 0)
-        rounds_done += 1;
+        atomicAdd(&rounds_done, 1u); // the streams run at the same time
 }
 
 // to[i] += from[(i + shift) % words]
@@ -33,8 +33,12 @@ extern "C" __global__ void add_rows(unsigned int *flat, const unsigned char *row
     flat[i] += reinterpret_cast<const unsigned int *>(row)[i % width];
 }
 
+// Blocks must be whole warps. Sums of integers are exact, whatever their order.
 extern "C" __global__ void checksum(const unsigned int *data, unsigned int words, unsigned long long *sum) {
     const unsigned int i = blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < words)
-        atomicAdd(sum, static_cast<unsigned long long>(data[i]) * (2ULL * i + 1ULL));
+    unsigned long long own = i < words ? static_cast<unsigned long long>(data[i]) * (2ULL * i + 1ULL) : 0ULL;
+    for (int distance = 16; distance > 0; distance /= 2)
+        own += __shfl_down_sync(0xffffffffu, own, distance);
+    if (threadIdx.x % 32 == 0 && own != 0)
+        atomicAdd(sum, own);
 }

@@ -39,6 +39,11 @@ inline CUcontext create_context(CUdevice device) {
     return context;
 }
 
+inline void pop_context() {
+    CUcontext popped = nullptr;
+    TARGET_CHECK(cuCtxPopCurrent(&popped));
+}
+
 inline CUfunction kernel_of(CUmodule module, const char *name) {
     CUfunction function = nullptr;
     TARGET_CHECK(cuModuleGetFunction(&function, module, name));
@@ -59,6 +64,6 @@ inline unsigned blocks_for(CUdevice device, uint64_t elements, unsigned threads)
 // The PTX that nvcc made of the kernels beside a target, as a NUL-terminated text inside the program. The build gives
 // its path (quoted) as TARGET_PTX.
 #define TARGET_EMBED_PTX(symbol)                                                                                       \
-    asm(".pushsection .rodata\n.balign 16\n.global " #symbol "\n" #symbol ":\n.incbin \"" TARGET_PTX                  \
+    asm(".pushsection .rodata\n.balign 16\n.global " #symbol "\n" #symbol ":\n.incbin \"" TARGET_PTX                   \
         "\"\n.byte 0\n.popsection\n");                                                                                 \
     extern "C" const char symbol[]

@@ -17,8 +17,12 @@ namespace {
 volatile std::sig_atomic_t verify_wanted = 0;
 volatile std::sig_atomic_t stop_wanted = 0;
 
-void on_verify(int) { verify_wanted = 1; }
-void on_stop(int) { stop_wanted = 1; }
+void on_verify(int) {
+    verify_wanted = 1;
+}
+void on_stop(int) {
+    stop_wanted = 1;
+}
 
 constexpr uint64_t kMebibyte = 1ULL << 20;
 constexpr unsigned kThreads = 256;
@@ -112,7 +116,7 @@ int main(int argc, char **argv) {
     // Regions of 256 MiB keep the launches few; with rewriting they are as large as one step's share.
     const uint64_t region_bytes = write_bytes != 0 ? std::min(write_bytes, 64 * kMebibyte) : 256 * kMebibyte;
 
-    struct sigaction action {};
+    struct sigaction action{};
     action.sa_handler = on_verify;
     sigaction(SIGUSR1, &action, nullptr);
     action.sa_handler = on_stop;

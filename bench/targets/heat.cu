@@ -15,9 +15,9 @@
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kArrays = 5;            // temperature, right-hand side, residual, direction, product
-constexpr double kDiffusion = 0.7;    // diffusivity times time step over the square of the grid spacing
-constexpr int kPartialSums = 1024;    // blocks of a reduction: fixed, for a fixed order of additions
+constexpr int kArrays = 5;         // temperature, right-hand side, residual, direction, product
+constexpr double kDiffusion = 0.7; // diffusivity times time step over the square of the grid spacing
+constexpr int kPartialSums = 1024; // blocks of a reduction: fixed, for a fixed order of additions
 
 __global__ void set_up(double *temperature, int side) {
     const size_t i = static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -28,7 +28,8 @@ __global__ void set_up(double *temperature, int side) {
     const int y = static_cast<int>(i / side % side);
     const int z = static_cast<int>(i / side / side);
     // A few warm blocks on a cold floor, with no symmetry.
-    temperature[i] = ((x * 7 / side) + 2 * (y * 5 / side) + 3 * (z * 3 / side)) % 4 + 1e-3 * ((x * 31 + y * 17 + z) % 64);
+    temperature[i] =
+        ((x * 7 / side) + 2 * (y * 5 / side) + 3 * (z * 3 / side)) % 4 + 1e-3 * ((x * 31 + y * 17 + z) % 64);
 }
 
 // product = (1 + diffusion * (6 - neighbours)) * vector, with walls held at zero.

@@ -15,11 +15,11 @@
 
 namespace {
 
-constexpr double kDensity = 0.8442;    // reduced density of the usual Lennard-Jones melt benchmark
-constexpr double kCutoff = 2.5;        // in units of sigma, the usual truncation
-constexpr double kTimeStep = 0.002;    // in reduced units
-constexpr double kTemperature = 1.44;  // start: twice the triple point's, so that the crystal melts
-constexpr int kCellCapacity = 64;      // a full cell holds about 14 atoms at this density
+constexpr double kDensity = 0.8442;   // reduced density of the usual Lennard-Jones melt benchmark
+constexpr double kCutoff = 2.5;       // in units of sigma, the usual truncation
+constexpr double kTimeStep = 0.002;   // in reduced units
+constexpr double kTemperature = 1.44; // start: twice the triple point's, so that the crystal melts
+constexpr int kCellCapacity = 64;     // a full cell holds about 14 atoms at this density
 constexpr int kThreads = 128;
 constexpr double kBytesPerAtom = 3 * 24 + 8 + 4.0 * kCellCapacity / 13.0 + 4; // arrays below, cells by their share
 
@@ -91,8 +91,8 @@ __global__ void fill_cells(const Vector *position, int *count, int *member, cons
     if (atom >= atoms)
         return;
     const Vector p = position[atom];
-    const int cell = (cell_coordinate(p.z, box) * box.cells + cell_coordinate(p.y, box)) * box.cells +
-                     cell_coordinate(p.x, box);
+    const int cell =
+        (cell_coordinate(p.z, box) * box.cells + cell_coordinate(p.y, box)) * box.cells + cell_coordinate(p.x, box);
     const int slot = atomicAdd(&count[cell], 1);
     if (slot < kCellCapacity) // a cell that is too full is seen in its count
         member[static_cast<size_t>(cell) * kCellCapacity + slot] = atom;

@@ -20,6 +20,7 @@ import errno
 import os
 import signal
 import threading
+from pathlib import Path
 from typing import NamedTuple
 
 from woodfrog.errors import TimeoutExceededError, UsageError, WoodfrogError
@@ -87,10 +88,9 @@ def _first_time(fault: Fault) -> bool:
     if not directory:
         return True
     try:
-        marker = os.open(os.path.join(directory, f"{fault.name}:{fault.action}:{fault.nth}"), os.O_CREAT | os.O_EXCL, 0o600)
+        Path(directory, f"{fault.name}:{fault.action}:{fault.nth}").touch(0o600, exist_ok=False)
     except FileExistsError:
         return False
-    os.close(marker)
     return True
 
 

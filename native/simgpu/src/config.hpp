@@ -16,17 +16,17 @@
 namespace simgpu {
 
 struct Config {
-  int device_count = 1;
-  size_t memory_size_bytes = size_t{2} << 30;
-  int driver_version = CUDA_VERSION;
-  std::string machine;                      // "" or a name: devices of different machines share no memory
-  std::optional<std::string> visible;       // CUDA_VISIBLE_DEVICES
-  std::string failures;                     // "checkpoint:1,restore:2:1" or "@/path/of/a/file/with/that"
-  std::string latencies;                    // "lock:5,checkpoint:200" in milliseconds
+    int device_count = 1;
+    size_t memory_size_bytes = size_t{2} << 30;
+    int driver_version = CUDA_VERSION;
+    std::string machine;                // "" or a name: devices of different machines share no memory
+    std::optional<std::string> visible; // CUDA_VISIBLE_DEVICES
+    std::string failures;               // "checkpoint:1,restore:2:1" or "@/path/of/a/file/with/that"
+    std::string latencies;              // "lock:5,checkpoint:200" in milliseconds
 };
 
 // Never fails: a value that cannot be understood is reported on stderr once and the default is used.
-const Config& config();
+const Config &config();
 
 // "2GiB", "512MiB", "64KiB" or a plain number of bytes. Empty when `text` is none of these.
 std::optional<size_t> parse_size_bytes(std::string_view text);
@@ -38,4 +38,4 @@ CUresult injected_failure(std::string_view action);
 // Waits as long as the environment says that `action` takes on the imitated machine.
 void imitate_latency(std::string_view action);
 
-}  // namespace simgpu
+} // namespace simgpu

@@ -19,17 +19,17 @@ struct Device {
 };
 
 // All that are visible. Filled by initialise_devices() and stable in length afterwards.
-std::vector<Device>& devices();
+std::vector<Device> &devices();
 void initialise_devices();
 
 // The ordinal of physical device `index` here, -1 when it is not visible.
 int device_with_index(int index);
 // Throws CUDA_ERROR_INVALID_DEVICE.
-Device& device_at(CUdevice device);
+Device &device_at(CUdevice device);
 
 CUuuid uuid_of_index(int index);
 // The physical device with this UUID, -1 when the machine has none such.
-int index_of_uuid(const CUuuid& uuid);
+int index_of_uuid(const CUuuid &uuid);
 std::string pci_bus_id(int index);
 // Throws CUDA_ERROR_INVALID_VALUE for an attribute that is not known.
 int device_attribute(int index, CUdevice_attribute attribute);

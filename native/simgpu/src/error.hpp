@@ -7,12 +7,13 @@
 namespace simgpu {
 
 struct Error {
-  CUresult code;
+    CUresult code;
 };
 
 // Throws unless `condition` holds. The usual way to refuse an argument.
 inline void require(bool condition, CUresult otherwise = CUDA_ERROR_INVALID_VALUE) {
-  if (!condition) throw Error{otherwise};
+    if (!condition)
+        throw Error{otherwise};
 }
 
-}  // namespace simgpu
+} // namespace simgpu

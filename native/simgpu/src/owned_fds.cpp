@@ -5,18 +5,21 @@
 
 namespace simgpu {
 
-OwnedFds& OwnedFds::instance() {
-    static OwnedFds* table = new OwnedFds;
+OwnedFds &OwnedFds::instance() {
+    static OwnedFds *table = new OwnedFds;
     return *table;
 }
 
 void OwnedFds::add(int fd) {
-    if (fd >= 0 && fd < kCapacity) bits_[fd / 64].fetch_or(std::uint64_t{1} << (fd % 64));
+    if (fd >= 0 && fd < kCapacity)
+        bits_[fd / 64].fetch_or(std::uint64_t{1} << (fd % 64));
 }
 
 void OwnedFds::remove_and_close(int fd) {
-    if (fd < 0) return;
-    if (fd < kCapacity) bits_[fd / 64].fetch_and(~(std::uint64_t{1} << (fd % 64)));
+    if (fd < 0)
+        return;
+    if (fd < kCapacity)
+        bits_[fd / 64].fetch_and(~(std::uint64_t{1} << (fd % 64)));
     close(fd);
 }
 

@@ -10,7 +10,7 @@ namespace simgpu {
 
 class OwnedFds {
   public:
-    static OwnedFds& instance();
+    static OwnedFds &instance();
 
     void add(int fd);
     void remove_and_close(int fd);

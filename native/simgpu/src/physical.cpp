@@ -24,17 +24,17 @@ struct Registry {
     std::vector<std::weak_ptr<Physical>> entries;
 };
 
-Registry& registry() {
-    static Registry* instance = new Registry;
+Registry &registry() {
+    static Registry *instance = new Registry;
     return *instance;
 }
 
-void remember(const std::shared_ptr<Physical>& physical) {
+void remember(const std::shared_ptr<Physical> &physical) {
     std::lock_guard lock(registry().mutex);
-    auto& entries = registry().entries;
+    auto &entries = registry().entries;
     // Swept only when full, so that a million allocations and frees cost a constant each.
     if (entries.size() == entries.capacity()) {
-        std::erase_if(entries, [](const auto& entry) { return entry.expired(); });
+        std::erase_if(entries, [](const auto &entry) { return entry.expired(); });
         entries.reserve(entries.size() * 2 + 16);
     }
     entries.push_back(physical);
@@ -44,14 +44,16 @@ void remember(const std::shared_ptr<Physical>& physical) {
 // the process is allowed to.
 bool raise_descriptor_limit() {
     rlimit limit{};
-    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max) return false;
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == limit.rlim_max)
+        return false;
     limit.rlim_cur = limit.rlim_max;
     return setrlimit(RLIMIT_NOFILE, &limit) == 0;
 }
 
 int duplicate(int fd) {
     int copy = fcntl(fd, F_DUPFD_CLOEXEC, 3);
-    if (copy < 0 && errno == EMFILE && raise_descriptor_limit()) copy = fcntl(fd, F_DUPFD_CLOEXEC, 3);
+    if (copy < 0 && errno == EMFILE && raise_descriptor_limit())
+        copy = fcntl(fd, F_DUPFD_CLOEXEC, 3);
     return copy;
 }
 
@@ -64,7 +66,8 @@ int device_of_memfd(int fd) {
     require(length > 0);
     link[length] = '\0';
     const std::string host_link = "/memfd:" + memfd_name(kHostMemory) + " ";
-    if (std::strncmp(link, host_link.c_str(), host_link.size()) == 0) return kHostMemory;
+    if (std::strncmp(link, host_link.c_str(), host_link.size()) == 0)
+        return kHostMemory;
     for (int index = 0; index < config().device_count; ++index) {
         const std::string device_link = "/memfd:" + memfd_name(index) + " ";
         if (std::strncmp(link, device_link.c_str(), device_link.size()) == 0) {
@@ -82,11 +85,13 @@ void Physical::open_memfd() {
     int index = device_ == kHostMemory ? kHostMemory : devices()[static_cast<size_t>(device_)].index;
     const std::string name = memfd_name(index);
     int fd = memfd_create(name.c_str(), MFD_CLOEXEC);
-    if (fd < 0 && errno == EMFILE && raise_descriptor_limit()) fd = memfd_create(name.c_str(), MFD_CLOEXEC);
+    if (fd < 0 && errno == EMFILE && raise_descriptor_limit())
+        fd = memfd_create(name.c_str(), MFD_CLOEXEC);
     require(fd >= 0, CUDA_ERROR_OUT_OF_MEMORY);
     // Only the owner may open it again through /proc.
     bool ok = fchmod(fd, 0600) == 0 && ftruncate(fd, static_cast<off_t>(size_bytes_)) == 0;
-    if (ok && device_ != kHostMemory) ok = fits(index, size_bytes_);
+    if (ok && device_ != kHostMemory)
+        ok = fits(index, size_bytes_);
     if (!ok) {
         close(fd);
         throw Error{CUDA_ERROR_OUT_OF_MEMORY};
@@ -95,7 +100,7 @@ void Physical::open_memfd() {
     fd_ = fd;
 }
 
-std::shared_ptr<Physical> Physical::create(size_t size_bytes, int device, const CUmemAllocationProp& properties) {
+std::shared_ptr<Physical> Physical::create(size_t size_bytes, int device, const CUmemAllocationProp &properties) {
     // Beyond this no device has memory, and sums of sizes cannot overflow.
     require(size_bytes <= (size_t{1} << 46), CUDA_ERROR_OUT_OF_MEMORY);
     std::shared_ptr<Physical> physical(new Physical);
@@ -108,7 +113,7 @@ std::shared_ptr<Physical> Physical::create(size_t size_bytes, int device, const 
 }
 
 std::shared_ptr<Physical> Physical::import(int fd) {
-    struct stat status {};
+    struct stat status{};
     require(fd >= 0 && fstat(fd, &status) == 0);
     std::shared_ptr<Physical> physical(new Physical);
     physical->device_ = device_of_memfd(fd);
@@ -130,17 +135,26 @@ std::shared_ptr<Physical> Physical::import(int fd) {
 
 Physical::~Physical() {
     OwnedFds::instance().remove_and_close(fd_);
-    if (saved_ != nullptr) munmap(saved_, size_bytes_);
+    if (saved_ != nullptr)
+        munmap(saved_, size_bytes_);
+}
+
+int Physical::duplicate_fd() const {
+    int copy = duplicate(fd_);
+    require(copy >= 0, CUDA_ERROR_OPERATING_SYSTEM);
+    return copy;
 }
 
 void Physical::save() {
-    void* memory = mmap(nullptr, size_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    void* memory = mmap(nullptr, size_bytes_, PROT_READ | PROT_WRITE, kFlags, -1, 0);
     require(memory != MAP_FAILED, CUDA_ERROR_OUT_OF_MEMORY);
-    // Pages that were never written stay unbacked on both sides.
+    written_.clear();
     off_t end = static_cast<off_t>(size_bytes_);
     for (off_t start = lseek(fd_, 0, SEEK_DATA); start >= 0 && start < end; start = lseek(fd_, start, SEEK_DATA)) {
         off_t stop = lseek(fd_, start, SEEK_HOLE);
         if (stop < 0 || stop > end) stop = end;
+        written_.emplace_back(static_cast<size_t>(start), static_cast<size_t>(stop - start));
         while (start < stop) {
             ssize_t count = pread(fd_, static_cast<char*>(memory) + start, static_cast<size_t>(stop - start), start);
             if (count < 0 && errno == EINTR) continue;
@@ -152,32 +166,20 @@ void Physical::save() {
         }
     }
     saved_ = memory;
-    OwnedFds::instance().remove_and_close(fd_);
-    fd_ = -1;
 }
 
 void Physical::load() {
     open_memfd();
-    // Zero pages are found by looking and stay unwritten: a page of the saved memory that was never written reads as
-    // the shared zero page, so that looking does not allocate either.
-    static constexpr size_t kPage = 4096;
-    static const char kZeros[kPage] = {};
-    const char* source = static_cast<const char*>(saved_);
-    for (size_t offset = 0; offset < size_bytes_;) {
-        if (std::memcmp(source + offset, kZeros, kPage) == 0) {
-            offset += kPage;
-            continue;
-        }
-        size_t end = offset + kPage;
-        while (end < size_bytes_ && std::memcmp(source + end, kZeros, kPage) != 0) end += kPage;
-        while (offset < end) {
-            ssize_t count = pwrite(fd_, source + offset, end - offset, static_cast<off_t>(offset));
+    for (auto [offset, size] : written_) {
+        while (size > 0) {
+            ssize_t count = pwrite(fd_, static_cast<const char*>(saved_) + offset, size, static_cast<off_t>(offset));
             if (count < 0 && errno == EINTR) continue;
             if (count <= 0) {
                 unload();
                 throw Error{CUDA_ERROR_OUT_OF_MEMORY};
             }
             offset += static_cast<size_t>(count);
+            size -= static_cast<size_t>(count);
         }
     }
 }
@@ -188,15 +190,17 @@ void Physical::unload() {
 }
 
 void Physical::drop_saved() {
-    if (saved_ != nullptr) munmap(saved_, size_bytes_);
+    if (saved_ != nullptr)
+        munmap(saved_, size_bytes_);
     saved_ = nullptr;
 }
 
 std::vector<std::shared_ptr<Physical>> Physical::all() {
     std::lock_guard lock(registry().mutex);
     std::vector<std::shared_ptr<Physical>> living;
-    for (const auto& entry : registry().entries) {
-        if (auto physical = entry.lock()) living.push_back(physical);
+    for (const auto &entry : registry().entries) {
+        if (auto physical = entry.lock())
+            living.push_back(physical);
     }
     return living;
 }

@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <memory>
 #include <mutex>
-#include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include <cuda.h>
@@ -22,26 +22,29 @@ inline constexpr int kHostMemory = -1;
 class Physical {
   public:
     // On device `device` (the number this process knows it by) or kHostMemory. Throws CUDA_ERROR_OUT_OF_MEMORY.
-    static std::shared_ptr<Physical> create(size_t size_bytes, int device, const CUmemAllocationProp& properties);
+    static std::shared_ptr<Physical> create(size_t size_bytes, int device, const CUmemAllocationProp &properties);
     // Takes a copy of `fd`. Throws CUDA_ERROR_INVALID_VALUE when it is no memory of a simulated GPU.
     static std::shared_ptr<Physical> import(int fd);
     ~Physical();
-    Physical(const Physical&) = delete;
-    Physical& operator=(const Physical&) = delete;
+    Physical(const Physical &) = delete;
+    Physical &operator=(const Physical &) = delete;
 
     int fd() const { return fd_; }
+    // A copy of the descriptor that belongs to the caller. Throws CUDA_ERROR_OPERATING_SYSTEM.
+    int duplicate_fd() const;
     size_t size_bytes() const { return size_bytes_; }
     int device() const { return device_; }
     bool imported() const { return imported_; }
-    const CUmemAllocationProp& properties() const { return properties_; }
+    const CUmemAllocationProp &properties() const { return properties_; }
 
-    // Moves the bytes to host memory and closes the descriptor. Every mapping must be gone already.
+    // Copies the bytes to host memory. Throws CUDA_ERROR_OUT_OF_MEMORY when the host has none.
     void save();
-    // The way back, onto whatever `device()` now stands for. Throws CUDA_ERROR_OUT_OF_MEMORY and stays saved.
+    // Makes a new memfd of the saved bytes, on whatever `device()` now stands for. Throws CUDA_ERROR_OUT_OF_MEMORY
+    // and stays without.
     void load();
-    // Undoes load(): drops the new memfd, the saved bytes still being there.
+    // Closes the memfd; every mapping of it must be gone. The saved bytes stay.
     void unload();
-    // Ends a restore: the saved bytes are given back to the host.
+    // Gives the saved bytes back to the host.
     void drop_saved();
 
     static std::vector<std::shared_ptr<Physical>> all();
@@ -55,7 +58,7 @@ class Physical {
     int device_ = 0;
     bool imported_ = false;
     CUmemAllocationProp properties_{};
-    void* saved_ = nullptr;
+    void *saved_ = nullptr;
 };
 
 } // namespace simgpu

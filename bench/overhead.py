@@ -1,0 +1,148 @@
+"""Overhead: throughput of four targets with the interposer, divided by their throughput without it.
+
+Each target runs in pairs, one run with and one without, in alternating order, so that a drift of the machine's clocks
+falls on both alike. One more pair without the interposer on either side shows how much two equal runs differ: a ratio
+closer to 1 than that says nothing.
+
+summary: train, decode (goal at least 0.999), launch (0.99), alloc (0.9), each the median over the pairs, and for each
+`<name>_same` (the pair of equal runs).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import harness
+import target_process
+from target_process import TargetRun
+
+GOALS = {"train": ">= 0.999", "decode": ">= 0.999", "launch": ">= 0.99", "alloc": ">= 0.9"}
+
+
+def steps_per_s(run: TargetRun) -> float:
+    """Rate by the median step: a step that something else on the machine disturbed does not count."""
+    return 1.0 / harness.Spread.of(run.log.step_times_s(skip=10)).median
+
+
+def reported(name: str) -> Callable[[TargetRun], float]:
+    """The rate that the target itself reports in its last line under ``name``."""
+
+    def rate(run: TargetRun) -> float:
+        if run.log.done is None:
+            raise target_process.TargetError(f"{run.name} did not write its last line")
+        return float(run.log.done[name])
+
+    return rate
+
+
+@dataclass(frozen=True)
+class Case:
+    """One target of the comparison; ``quick`` are the options of a short run."""
+
+    name: str
+    target: str
+    options: tuple[str, ...]
+    quick: tuple[str, ...]
+    rate: Callable[[TargetRun], float]
+
+
+CASES = (
+    Case("launch", "launch_loop", ("--steps", "40"), ("--steps", "5", "--launches", "500"), reported("launches_per_s")),
+    Case("alloc", "alloc_churn", ("--steps", "30"), ("--steps", "5", "--state-gib", "1"), reported("operations_per_s")),
+    Case("decode", "decode_graphs", ("--steps", "1500"), ("--steps", "100", "--state-gib", "0.25"), steps_per_s),
+    Case(
+        "train", "train_gpt2", ("--steps", "150", "--state-gib", "4", "--batch", "8", "--sequence", "512"),
+        ("--steps", "15", "--state-gib", "0.5", "--batch", "2", "--sequence", "64"), steps_per_s,
+    ),
+)  # fmt: skip
+
+
+def measure(case: Case, arguments: list[str], work: Path, label: str, *, with_interposer: bool) -> tuple[float, str]:
+    """The rate of one run and its final digest."""
+    start: Callable[..., AbstractContextManager[TargetRun]] = (
+        target_process.interposed if with_interposer else target_process.plain
+    )
+    with start(case.target, arguments, work, label) as run:
+        run.wait_start()
+        run.wait_done()
+        if run.log.done is None:
+            raise target_process.TargetError(f"{case.target} ended without its last line")
+        return case.rate(run), str(run.log.done["digest"])
+
+
+def measure_case(
+    results: harness.Results, budget: harness.Budget, case: Case, pairs: int, work: Path, quick: bool
+) -> bool:
+    """Measures one target; whether all its runs gave the same digest."""
+    options = list(case.quick if quick else case.options)
+    ratios: list[float] = []
+    rates: dict[bool, list[float]] = {True: [], False: []}
+    digests: set[str] = set()
+    pair_s = 0.0
+    for pair in range(pairs):
+        if pair and not budget.allows(pair_s):
+            break
+        before_s = budget.left_s
+        order = (False, True) if pair % 2 == 0 else (True, False)
+        measured: dict[bool, float] = {}
+        for side in order:
+            label = f"overhead-{case.name}-{pair}-{'with' if side else 'without'}"
+            measured[side], digest = measure(case, options, work, label, with_interposer=side)
+            digests.add(digest)
+            rates[side].append(measured[side])
+        ratios.append(measured[True] / measured[False])
+        pair_s = before_s - budget.left_s
+        results.add(
+            case=case.name, pair=pair, order="without first" if not order[0] else "with first", ratio=ratios[-1],
+            rate_with_per_s=measured[True], rate_without_per_s=measured[False],
+        )  # fmt: skip
+    spread = harness.Spread.of(ratios)
+    results.summary.update(spread.members(case.name))
+    results.summary[f"{case.name}_of_medians"] = (
+        harness.Spread.of(rates[True]).median / harness.Spread.of(rates[False]).median
+    )
+    if budget.allows(pair_s / 2):
+        rate, digest = measure(case, options, work, f"overhead-{case.name}-same", with_interposer=False)
+        digests.add(digest)
+        results.summary[f"{case.name}_same"] = rate / rates[False][-1]
+        results.add(case=case.name, kind="same", ratio=rate / rates[False][-1])
+    return len(digests) == 1
+
+
+def main() -> int:
+    """Returns the exit status: 0 if every target was measured and computed the same with and without."""
+    parser = harness.parser(__doc__ or "", budget_s=300)
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--cases", nargs="+", default=[case.name for case in CASES])
+    arguments = parser.parse_args()
+    results = harness.Results("overhead")
+    cases = [case for case in CASES if case.name in arguments.cases]
+    failures: list[str] = []
+    overall = harness.Budget(arguments.budget_s)
+    for number, case in enumerate(cases):
+        # What is left is shared out evenly, so that a slow target does not take the others' time.
+        budget = harness.Budget(overall.left_s / (len(cases) - number))
+        try:
+            same = measure_case(
+                results, budget, case, 1 if arguments.quick else arguments.pairs, arguments.work, arguments.quick
+            )
+        except Exception as failure:  # noqa: BLE001 (one target that fails must not cost the others their measurement)
+            failures.append(f"{case.name}: {failure}")
+            results.add(case=case.name, **harness.error_members(failure))
+            continue
+        if not same:
+            failures.append(f"{case.name}: the runs with and without the interposer did not compute the same")
+            results.add(case=case.name, error="the final digests differ")
+    results.finish()
+    harness.print_summary(results, GOALS)
+    for text in failures:
+        print(f"FAILED {text}")
+    return 0 if not failures else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,269 @@
+"""Benchmark targets as processes: start them with or without woodfrog, follow their logs, compare them, end them.
+
+A ``TargetRun`` owns the processes it started and its log, and ends only these. It never decides what is measured.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from harness import REPOSITORY
+
+TARGETS = REPOSITORY / "bench" / "targets"
+BINARIES = Path(os.environ.get("WOODFROG_BENCH_BINARIES", REPOSITORY / "build" / "bench"))
+POLL_S = 0.002  # how often a log is looked at: well below the shortest step that is waited for
+
+
+class TargetError(Exception):
+    """A target did not do what its protocol promises. The text says which, what it did, and where its output is."""
+
+
+def command(name: str, *options: str) -> list[str]:
+    """The command line of the target ``name`` (its file without ending). Raises TargetError if it is not built."""
+    script = TARGETS / f"{name}.py"
+    if script.exists():
+        return [sys.executable, str(script), *options]
+    program = BINARIES / name
+    if not program.exists():
+        raise TargetError(f"{program} does not exist: build the targets with bench/targets/build.sh")
+    return [str(program), *options]
+
+
+@dataclass
+class Log:
+    """What a target has written so far. ``read`` takes in what is new; a step that is written again must be equal."""
+
+    path: Path
+    start: dict[str, Any] | None = None
+    values: dict[int, str] = field(default_factory=dict)
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    verdicts: list[dict[str, Any]] = field(default_factory=list)
+    done: dict[str, Any] | None = None
+    conflict: str | None = None
+    _offset: int = 0
+    _rest: bytes = b""
+
+    @property
+    def last_step(self) -> int:
+        """The number of the last step in the log, 0 if there is none."""
+        return self.lines[-1]["step"] if self.lines else 0
+
+    def read(self) -> None:
+        """Takes in the lines that were added since the last call."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._offset)
+                new = file.read()
+        except FileNotFoundError:
+            return
+        self._offset += len(new)
+        *whole, self._rest = (self._rest + new).split(b"\n")
+        for text in whole:
+            self._take(json.loads(text))
+
+    def _take(self, line: dict[str, Any]) -> None:
+        if "step" in line and "value" in line:
+            step = int(line["step"])
+            earlier = self.values.setdefault(step, line["value"])
+            if earlier != line["value"] and self.conflict is None:
+                self.conflict = f"step {step} was {earlier} and then {line['value']}"
+            self.lines.append(line)
+        elif line.get("done"):
+            self.done = line
+        elif "target" in line:
+            self.start = line
+        elif line.get("verify"):
+            self.verdicts.append(line)
+
+    def gaps_s(self, begin_s: float, end_s: float) -> list[float]:
+        """Times between two steps that overlap the wall clock interval, in seconds."""
+        times = [line["time_s"] for line in self.lines]
+        return [b - a for a, b in itertools.pairwise(times) if b >= begin_s and a <= end_s]
+
+    def step_times_s(self, skip: int) -> list[float]:
+        """Times between steps, without the first ``skip``."""
+        times = [line["time_s"] for line in self.lines][skip:]
+        return [b - a for a, b in itertools.pairwise(times)]
+
+
+class TargetRun:
+    """One running target. ``handle`` is woodfrog's object for it where woodfrog started or restored it."""
+
+    def __init__(
+        self, name: str, pid: int, log: Log, output: Path, process: subprocess.Popen[bytes] | None, handle: Any
+    ) -> None:
+        self.name = name
+        self.pid = pid
+        self.log = log
+        self.handle = handle
+        self._output = output
+        self._process = process
+        self._owned = [pid]
+
+    def wait_ended(self, timeout_s: float = 30.0) -> None:
+        """Returns when the process has ended and was waited for, so that its pid is free for a restore."""
+        waiter = self._process if self._process is not None else self.handle
+        if waiter is not None:
+            waiter.wait(timeout_s)
+
+    def adopt(self, handle: Any) -> None:
+        """Follows the process that a restore has made of this target; its last line is expected once more."""
+        self.log.read()
+        self.log.done = None
+        pid = int(handle.pid)
+        self.pid = pid
+        self.handle = handle
+        self._process = None
+        self._owned.append(pid)
+
+    def alive(self) -> bool:
+        """Whether the process runs (a process that has ended and was not waited for does not)."""
+        if self._process is not None:
+            return self._process.poll() is None
+        if self.handle is not None:
+            return bool(self.handle.poll())
+        try:
+            return psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+    def _trouble(self, wanted: str) -> TargetError:
+        try:
+            tail = self._output.read_text(errors="replace")[-1500:]
+        except OSError:
+            tail = ""
+        state = "still runs" if self.alive() else "has ended"
+        return TargetError(
+            f"{self.name} (pid {self.pid}) {state} and has not reached {wanted}; its output ends: {tail}"
+        )
+
+    def _wait(self, reached: Any, wanted: str, timeout_s: float) -> None:
+        end_s = time.monotonic() + timeout_s
+        while True:
+            alive = self.alive()
+            self.log.read()
+            if reached():
+                return
+            if not alive or time.monotonic() > end_s:
+                raise self._trouble(wanted)
+            time.sleep(POLL_S)
+
+    def wait_start(self, timeout_s: float = 180.0) -> None:
+        """Returns when the target is about to make its first step."""
+        self._wait(lambda: self.log.start is not None, "its first step", timeout_s)
+
+    def wait_step(self, step: int, timeout_s: float = 60.0) -> None:
+        """Returns when step number ``step`` or a later one is in the log."""
+        self._wait(lambda: self.log.last_step >= step, f"step {step}", timeout_s)
+
+    def wait_more_steps(self, steps: int, timeout_s: float = 120.0) -> None:
+        """Returns when ``steps`` further steps are in the log."""
+        self.log.read()
+        count = len(self.log.lines) + steps
+        self._wait(lambda: len(self.log.lines) >= count, f"{steps} more steps", timeout_s)
+
+    def wait_done(self, timeout_s: float = 300.0) -> None:
+        """Returns when the target has written its last line."""
+        self._wait(lambda: self.log.done is not None, "its end", timeout_s)
+
+    def verify(self, timeout_s: float = 60.0) -> int:
+        """Asks fill_state to check its memory on the GPU; returns the number of wrong words."""
+        before = len(self.log.verdicts)
+        os.kill(self.pid, signal.SIGUSR1)
+        self._wait(lambda: len(self.log.verdicts) > before, "the verification of its memory", timeout_s)
+        return int(self.log.verdicts[-1]["wrong_words"])
+
+    def end(self) -> None:
+        """Ends every process of this run that is still there, and waits until they are gone."""
+        victims: list[psutil.Process] = []
+        for pid in dict.fromkeys(self._owned):
+            try:
+                process = psutil.Process(pid)
+                victims += [*process.children(recursive=True), process]
+            except psutil.NoSuchProcess:
+                continue
+        for victim in victims:
+            try:
+                victim.kill()
+            except psutil.NoSuchProcess:
+                continue
+        if self._process is not None or self.handle is not None:
+            self.wait_ended(60.0)
+        psutil.wait_procs(victims, timeout=10)
+
+
+def _prepare(name: str, work: Path, label: str) -> tuple[Log, Path]:
+    work.mkdir(parents=True, exist_ok=True)
+    log = work / f"{label}.jsonl"
+    log.unlink(missing_ok=True)
+    return Log(log), work / f"{label}.out"
+
+
+@contextmanager
+def plain(
+    name: str, options: Sequence[str], work: Path, label: str, env: Mapping[str, str] | None = None
+) -> Iterator[TargetRun]:
+    """Runs a target without woodfrog; ends it when the block is left. Its log and output are ``work/label.*``."""
+    log, output = _prepare(name, work, label)
+    argv = command(name, *options, "--log", str(log.path))
+    with output.open("wb") as file:
+        # A session of its own: a signal meant for the benchmark does not reach the target.
+        process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env={**os.environ, **(env or {})},
+            start_new_session=True,
+        )  # fmt: skip
+    run = TargetRun(name, process.pid, log, output, process, None)
+    try:
+        yield run
+    finally:
+        run.end()
+
+
+@contextmanager
+def interposed(
+    name: str, options: Sequence[str], work: Path, label: str, env: Mapping[str, str] | None = None
+) -> Iterator[TargetRun]:
+    """Runs a target under ``woodfrog.run``; ends it when the block is left. Its log is ``work/label.jsonl``."""
+    import woodfrog
+
+    log, output = _prepare(name, work, label)
+    argv = command(name, *options, "--log", str(log.path))
+    output.unlink(missing_ok=True)
+    handle = woodfrog.run(argv, name=f"{label}-{os.getpid()}", env={**os.environ, **(env or {})}, log=output)
+    run = TargetRun(name, handle.pid, log, output, None, handle)
+    try:
+        yield run
+    finally:
+        run.end()
+
+
+def steps_differ(reference: Log, other: Log, first: int, last: int) -> str | None:
+    """Says where the steps ``first`` to ``last`` of ``other`` differ from the reference's; None if they are equal."""
+    for step in range(first, last + 1):
+        if step not in other.values:
+            return f"step {step} is missing"
+        if other.values[step] != reference.values.get(step):
+            return f"step {step} is {other.values[step]} instead of {reference.values.get(step)}"
+    return other.conflict
+
+
+def ends_differ(reference: Log, other: Log) -> str | None:
+    """Says how the ends of two runs differ; None if both ended with the same digest."""
+    if reference.done is None or other.done is None:
+        return "the uninterrupted run did not end" if reference.done is None else "the run did not end"
+    if reference.done["digest"] != other.done["digest"]:
+        return f"the final digest is {other.done['digest']} instead of {reference.done['digest']}"
+    return None

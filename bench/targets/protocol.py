@@ -1,0 +1,87 @@
+"""The Python half of the benchmark targets' protocol: options, the log, digests.
+
+The same rules as protocol.hpp (bench/targets/README.md describes them): JSON lines appended to the file of ``--log``,
+which is opened and closed for each line, since a log held open while it grows would keep the CPU side of a checkpoint
+from being restored. Nothing here may import torch, so that ``--help`` is quick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import struct
+import sys
+import time
+from typing import Any
+
+
+def parser(description: str, *, steps: int, state_gib: float | None = None) -> argparse.ArgumentParser:
+    """An argument parser with the options that every target has; ``state_gib`` None: the size cannot be chosen."""
+    result = argparse.ArgumentParser(description=description)
+    result.add_argument("--log", default="", metavar="FILE", help="append JSON lines to FILE (default: stdout)")
+    result.add_argument("--steps", type=int, default=steps, help=f"steps to run (default {steps})")
+    result.add_argument("--pace-ms", type=float, default=0.0, help="pause after each step, in milliseconds")
+    result.add_argument("--seed", type=int, default=1, help="seed of every random number")
+    result.add_argument("--device", default="cuda", help="torch device (cpu: to check the program's logic)")
+    if state_gib is not None:
+        result.add_argument(
+            "--state-gib", type=float, default=state_gib, help=f"GPU state in GiB (default {state_gib})"
+        )
+    return result
+
+
+def set_environment() -> None:
+    """Sets what must be in the environment before torch is imported, for results that are the same in every run."""
+    # cuBLAS is deterministic only with a fixed workspace: https://docs.nvidia.com/cuda/cublas/#results-reproducibility
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    # Models are made here from random numbers: nothing may reach for the network.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def float_bits(value: float) -> str:
+    """The 16 hexadecimal digits of a float's 64 bits: equal only if the value is equal to the last bit."""
+    return struct.pack(">d", value).hex()
+
+
+class Log:
+    """The target's log and the running digest over all its step values."""
+
+    def __init__(self, path: str, pace_ms: float = 0.0) -> None:
+        self._path = path
+        self._pace_s = pace_ms / 1000.0
+        self._digest = hashlib.sha256()
+        self._steps = 0
+
+    def _line(self, **members: Any) -> None:
+        text = (json.dumps(members) + "\n").encode()
+        if not self._path:
+            sys.stdout.write(text.decode())
+            sys.stdout.flush()
+            return
+        file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            # One write: the line is in the log as a whole or not at all.
+            if os.write(file, text) != len(text):
+                raise OSError(f"the log {self._path} took only part of a line; is its disk full?")
+        finally:
+            os.close(file)
+
+    def start(self, target: str, state_bytes: int, **extra: Any) -> None:
+        """The first line, written when the target is about to make its first step."""
+        self._line(target=target, pid=os.getpid(), state_bytes=state_bytes, time_s=time.time(), **extra)
+
+    def step(self, value: str, **extra: Any) -> None:
+        """The line of one step; ``value`` holds its observable result exactly. Then pauses as ``--pace-ms`` asks."""
+        self._steps += 1
+        self._digest.update(value.encode())
+        self._line(step=self._steps, time_s=time.time(), value=value, **extra)
+        if self._pace_s > 0:
+            time.sleep(self._pace_s)
+
+    def done(self, final: str, **extra: Any) -> None:
+        """The last line; ``final`` holds the state of the target at its end exactly and goes into the digest."""
+        self._digest.update(final.encode())
+        self._line(done=True, steps=self._steps, digest=self._digest.hexdigest(), time_s=time.time(), **extra)

@@ -1,0 +1,327 @@
+// The agent's loop and its state machine; see agent.hpp and native/wire/wire.h, whose order it enforces.
+//
+// All signals are blocked in this thread, so no handler of the application ever runs here. While there is no connection
+// it holds no file descriptor and sleeps in sigwaitinfo, so that nothing of ours is in the way of a CRIU dump.
+#include "agent.hpp"
+
+#include "capture.hpp"
+#include "debug.hpp"
+#include "fork.hpp"
+#include "gate.hpp"
+#include "handover.hpp"
+#include "memory.hpp"
+#include "quiesce.hpp"
+#include "survey.hpp"
+#include "transport.hpp"
+
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+namespace woodfrog::interpose {
+namespace {
+
+using wire::State;
+using wire::Status;
+using wire::Type;
+
+// Driver calls and nothing deep run on it; the default of some systems is less than drivers like.
+constexpr size_t kStackBytes = size_t{2} << 20;
+
+// Time since boot, in clock ticks, at which this process started: field 22 of /proc/self/stat.
+uint64_t start_ticks() {
+    char text[1024];
+    const int fd = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return 0;
+    const ssize_t length = read(fd, text, sizeof(text) - 1);
+    close(fd);
+    if (length <= 0)
+        return 0;
+    text[length] = '\0';
+    const char *field = strrchr(text, ')'); // the command may contain anything, ')' too; it is field 2
+    for (int number = 2; field != nullptr && number < 22; ++number)
+        field = strchr(field + 1, ' ');
+    return field == nullptr ? 0 : strtoull(field, nullptr, 10);
+}
+
+template <size_t N> void copy_text(char (&to)[N], const char *from) {
+    memset(to, 0, N);
+    if (from != nullptr)
+        memcpy(to, from, strnlen(from, N - 1));
+}
+
+class Agent {
+  public:
+    explicit Agent(std::string path) : path_(std::move(path)) {}
+
+    [[noreturn]] void run() {
+        for (;;) {
+            if (connection_.open(path_)) {
+                serve();
+                connection_.close();
+            }
+            wait_to_be_woken();
+        }
+    }
+
+  private:
+    void wait_to_be_woken() {
+        sigset_t wake;
+        sigemptyset(&wake);
+        sigaddset(&wake, SIGRTMAX - WF_WAKE_SIGNAL_OFFSET);
+        while (sigwaitinfo(&wake, nullptr) < 0) // EINTR: a stop and a continue, or CRIU
+            ;
+    }
+
+    bool say_hello() {
+        wire::Hello hello{};
+        hello.start_ticks = start_ticks();
+        hello.operation = operation_;
+        count_owned(&hello.owned_bytes, &hello.owned_count);
+        hello.pid = static_cast<uint32_t>(getpid());
+        hello.agent_tid = static_cast<uint32_t>(syscall(SYS_gettid));
+        hello.state = static_cast<uint32_t>(state_);
+        // A frozen process must not be asked: the driver may still be locked.
+        if (state_ == State::running || devices_ == 0)
+            devices_ = device_count();
+        hello.device_count = devices_;
+        copy_text(hello.name, getenv("WOODFROG_NAME"));
+        char build[sizeof(hello.build)];
+        snprintf(build, sizeof(build), "wire %d, CUDA %d.%d", WF_WIRE_VERSION, CUDA_VERSION / 1000,
+                 CUDA_VERSION % 1000 / 10);
+        copy_text(hello.build, build);
+        return connection_.send(Type::hello, 0, Status::ok, 0, &hello, sizeof(hello), nullptr, 0, 0, nullptr);
+    }
+
+    // Until the daemon detaches or goes away. What the state becomes then is wire.h's rule.
+    void serve() {
+        if (!say_hello())
+            return lost();
+        Packet packet;
+        for (;;) {
+            std::string why;
+            switch (connection_.receive(&packet, &why)) {
+            case Connection::Received::closed:
+                return lost();
+            case Connection::Received::malformed:
+                debug("a packet is refused: %s", why.c_str());
+                if (!answer(packet, {Status::bad_message, CUDA_SUCCESS, 0, why}, now()))
+                    return lost();
+                continue;
+            case Connection::Received::packet:
+                break;
+            }
+            const Deadline began = now();
+            const Type type = static_cast<Type>(packet.header.type);
+            if (type == Type::return_batch) {
+                if (!take_batch(packet, began))
+                    return lost();
+            } else if (!answer(packet, obey(type, packet), began)) {
+                return lost();
+            }
+            if (type == Type::detach)
+                return;
+        }
+    }
+
+    Outcome obey(Type type, const Packet &packet) {
+        switch (type) {
+        case Type::survey:
+            return survey(packet.header.sequence);
+        case Type::quiesce:
+            return begin_quiesce(packet);
+        case Type::export_memory:
+            return begin_export(packet.header.sequence);
+        case Type::release_memory:
+            return release();
+        case Type::resume:
+            return go_on();
+        case Type::detach:
+        case Type::ping:
+            return {};
+        default:
+            return {Status::bad_message, CUDA_SUCCESS, packet.header.type, "an unknown command"};
+        }
+    }
+
+    Outcome wrong_state(const char *command) const {
+        static constexpr const char *kNames[] = {
+#define WF_NAME(name, value) #name,
+            WF_STATES(WF_NAME)
+#undef WF_NAME
+        };
+        return {Status::wrong_state, CUDA_SUCCESS, 0,
+                std::string(command) + " is not possible while the target is " + kNames[static_cast<size_t>(state_)]};
+    }
+
+    Outcome survey(uint64_t sequence) {
+        // Of a frozen process only what needs no driver call can be told.
+        if (state_ == State::released)
+            return wrong_state("survey");
+        const SurveyResult result = take_survey();
+        const bool sent = connection_.send(Type::survey_result, sequence, Status::ok, WF_FLAG_LAST, &result.survey,
+                                           sizeof(result.survey), result.devices.data(), sizeof(wire::Device),
+                                           static_cast<uint32_t>(result.devices.size()), nullptr);
+        return sent ? Outcome{} : Outcome{Status::bad_message, CUDA_SUCCESS, 0, "the daemon is gone"};
+    }
+
+    Outcome begin_quiesce(const Packet &packet) {
+        wire::Quiesce body{};
+        if (packet.payload.size() != sizeof(body))
+            return {Status::bad_message, CUDA_SUCCESS, 0, "quiesce has the wrong length"};
+        if (state_ != State::running)
+            return wrong_state("quiesce");
+        memcpy(&body, packet.payload.data(), sizeof(body));
+        Outcome outcome = quiesce(now() + std::chrono::milliseconds(body.timeout_ms));
+        if (outcome.ok()) {
+            operation_ = body.operation;
+            state_ = State::quiesced;
+        }
+        return outcome;
+    }
+
+    Outcome begin_export(uint64_t sequence) {
+        if (state_ != State::quiesced)
+            return wrong_state("export_memory");
+        Outcome outcome = export_memory(
+            [&](const std::vector<wire::Handle> &handles, const FdList &fds, bool last) {
+                return connection_.send(Type::export_batch, sequence, Status::ok, last ? WF_FLAG_LAST : 0, nullptr, 0,
+                                        handles.data(), sizeof(wire::Handle), static_cast<uint32_t>(handles.size()),
+                                        &fds);
+            },
+            [&](const std::vector<wire::Mapping> &mappings, bool last) {
+                return connection_.send(Type::mapping_batch, sequence, Status::ok, last ? WF_FLAG_LAST : 0, nullptr, 0,
+                                        mappings.data(), sizeof(wire::Mapping), static_cast<uint32_t>(mappings.size()),
+                                        nullptr);
+            });
+        if (outcome.ok())
+            state_ = State::exported;
+        return outcome;
+    }
+
+    Outcome release() {
+        if (state_ != State::exported)
+            return wrong_state("release_memory");
+        bool changed = false;
+        Outcome outcome = release_memory(&changed);
+        // After a failure in the middle only a return leads on: it maps what is missing and accepts what is there.
+        if (outcome.ok() || changed)
+            state_ = State::released;
+        return outcome;
+    }
+
+    Outcome go_on() {
+        if (state_ == State::released)
+            return wrong_state("resume");
+        if (state_ != State::running)
+            resume();
+        state_ = State::running;
+        return {};
+    }
+
+    // A batch of returned handles; the reply follows the last one and tells the first failure.
+    bool take_batch(Packet &packet, Deadline began) {
+        if (returning_.ok())
+            returning_ = take_handles(packet);
+        packet.fds.clear();
+        if ((packet.header.flags & WF_FLAG_LAST) == 0)
+            return true;
+        Outcome outcome = returning_;
+        returning_ = Outcome{};
+        if (outcome.ok()) {
+            if (const size_t missing = missing_handles(); missing != 0) {
+                char text[96];
+                snprintf(text, sizeof(text), "%zu handles were not returned", missing);
+                outcome = {Status::bad_message, CUDA_SUCCESS, missing, text};
+            } else {
+                state_ = State::returned;
+            }
+        }
+        return answer(packet, outcome, began);
+    }
+
+    Outcome take_handles(Packet &packet) {
+        if (state_ != State::released && state_ != State::returned)
+            return wrong_state("return_batch");
+        const size_t count = packet.header.count;
+        if (packet.payload.size() != count * sizeof(wire::Handle) || packet.fds.size() != count)
+            return {Status::bad_message, CUDA_SUCCESS, 0, "return_batch has the wrong length"};
+        for (size_t i = 0; i < count; ++i) {
+            wire::Handle handle{};
+            memcpy(&handle, packet.payload.data() + i * sizeof(handle), sizeof(handle));
+            if (Outcome outcome = return_handle(handle, packet.fds.take(i)); !outcome.ok())
+                return outcome;
+        }
+        return {};
+    }
+
+    bool answer(const Packet &packet, const Outcome &outcome, Deadline began) {
+        wire::Reply reply{};
+        reply.elapsed_us =
+            static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(now() - began).count());
+        reply.value = outcome.value;
+        reply.driver_result = static_cast<int32_t>(outcome.driver_result);
+        reply.state = static_cast<uint32_t>(state_);
+        copy_text(reply.message, outcome.message.c_str());
+        return connection_.send(Type::reply, packet.header.sequence, outcome.status, WF_FLAG_LAST, &reply,
+                                sizeof(reply), nullptr, 0, 0, nullptr);
+    }
+
+    // The daemon is gone without a detach.
+    void lost() {
+        returning_ = Outcome{};
+        if (state_ == State::released || state_ == State::running)
+            return;
+        debug("the daemon is gone: the target runs on");
+        resume();
+        state_ = State::running;
+    }
+
+    static Deadline now() { return std::chrono::steady_clock::now(); }
+
+    const std::string path_;
+    Connection connection_;
+    State state_ = State::running;
+    uint64_t operation_ = 0;
+    uint32_t devices_ = 0;
+    Outcome returning_;
+};
+
+void *agent_thread(void *argument) {
+    Agent *agent = static_cast<Agent *>(argument);
+    const PassScope pass;             // a driver that calls itself through its exported names must not stop at the gate
+    const RelaxedScope relaxed(true); // no call of this thread may harm a capture of another
+    agent->run();
+}
+
+} // namespace
+
+void start_agent() {
+    static constinit std::atomic<bool> started{false};
+    if (started.exchange(true))
+        return;
+    install_fork_handlers();
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before); // inherited by the new thread
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, kStackBytes);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    pthread_t thread;
+    Agent *agent = new Agent(agent_socket_path());
+    if (const int error = pthread_create(&thread, &attributes, &agent_thread, agent); error != 0)
+        debug("no agent thread (errno %d): this process cannot be checkpointed by handover", error);
+    else
+        pthread_setname_np(thread, WF_AGENT_THREAD_NAME);
+    pthread_attr_destroy(&attributes);
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+} // namespace woodfrog::interpose

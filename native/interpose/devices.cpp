@@ -1,0 +1,78 @@
+// Asking devices; see devices.hpp.
+#include "devices.hpp"
+
+#include "debug.hpp"
+
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+
+namespace woodfrog::interpose {
+namespace {
+
+constexpr int kMaxDevices = 64;
+constexpr size_t kSmallestUsefulGranularity = size_t{4} << 10;
+
+bool attribute(CUdevice_attribute which, CUdevice device) {
+    int value = 0;
+    return WF_REAL(cuDeviceGetAttribute)(&value, which, device) == CUDA_SUCCESS && value != 0;
+}
+
+bool left_to_driver() {
+    const char *value = getenv("WOODFROG_DRIVER_ALLOC");
+    return value != nullptr && strcmp(value, "1") == 0;
+}
+
+void ask(CUdevice device, DeviceFacts &facts) {
+    CUuuid uuid{};
+    if (WF_REAL(cuDeviceGetUuid_v2)(&uuid, device) == CUDA_SUCCESS)
+        memcpy(facts.uuid, uuid.bytes, sizeof(facts.uuid));
+    if (WF_REAL(cuDeviceTotalMem_v2)(&facts.total_bytes, device) != CUDA_SUCCESS)
+        facts.total_bytes = 0;
+    facts.rdma = attribute(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, device);
+    if (!attribute(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, device) ||
+        !attribute(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, device)) {
+        debug("device %d cannot export memory: its allocations stay with the driver", device);
+        return;
+    }
+    CUmemAllocationProp properties{};
+    properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    properties.location.id = device;
+    properties.allocFlags.gpuDirectRDMACapable = facts.rdma ? 1 : 0;
+    if (WF_REAL(cuMemGetAllocationGranularity)(&facts.granularity_bytes, &properties,
+                                               CU_MEM_ALLOC_GRANULARITY_MINIMUM) != CUDA_SUCCESS ||
+        facts.granularity_bytes < kSmallestUsefulGranularity)
+        return;
+    facts.owned = !left_to_driver();
+}
+
+DeviceFacts *all_facts() {
+    static DeviceFacts *const all = new DeviceFacts[kMaxDevices];
+    return all;
+}
+
+} // namespace
+
+const DeviceFacts &device_facts(CUdevice device) {
+    static const DeviceFacts unknown;
+    static std::mutex *const mutex = new std::mutex;
+    if (device < 0 || device >= kMaxDevices)
+        return unknown;
+    DeviceFacts &facts = all_facts()[device];
+    if (facts.known.load(std::memory_order_acquire))
+        return facts;
+    std::lock_guard lock(*mutex);
+    if (!facts.known.load(std::memory_order_relaxed)) {
+        ask(device, facts);
+        facts.known.store(true, std::memory_order_release);
+    }
+    return facts;
+}
+
+void device_has_no_rdma(CUdevice device) {
+    all_facts()[device].rdma = false;
+}
+
+} // namespace woodfrog::interpose

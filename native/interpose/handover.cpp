@@ -1,0 +1,248 @@
+// Export, release and return; see handover.hpp.
+#include "handover.hpp"
+
+#include "debug.hpp"
+#include "memory.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <optional>
+
+namespace woodfrog::interpose {
+namespace {
+
+// One of the two things that physical memory lies behind here.
+struct Owned {
+    Physical *physical = nullptr;
+    Block *block = nullptr;
+    VirtualHandle *handle = nullptr;
+
+    wire::Kind kind() const {
+        if (handle != nullptr)
+            return wire::Kind::virtual_handle;
+        return block->slab != nullptr ? wire::Kind::slab : wire::Kind::allocation;
+    }
+};
+
+std::vector<Owned> everything_owned() { // with the lock held
+    std::vector<Owned> all;
+    for (const auto &[address, block] : memory().blocks)
+        all.push_back({&block->physical, block.get(), nullptr});
+    for (const auto &[number, handle] : memory().virtual_handles)
+        all.push_back({&handle->physical, nullptr, handle.get()});
+    return all;
+}
+
+std::string naming(const char *what, const Physical &physical) {
+    char text[128];
+    snprintf(text, sizeof(text), "%s of handle %llu (device %d, %zu bytes) failed", what,
+             static_cast<unsigned long long>(physical.id), physical.device, physical.size_bytes);
+    return text;
+}
+
+// Import and mapping are calls about a device: a context of it is made current for them.
+CUcontext any_context_on(CUdevice device) {
+    for (const auto &[handle, context] : memory().contexts)
+        if (context->device == device && !context->green)
+            return handle;
+    return nullptr;
+}
+
+class DeviceScope {
+  public:
+    explicit DeviceScope(CUdevice device) {
+        const CUcontext context = any_context_on(device);
+        if (context != nullptr)
+            scope_.emplace(context);
+    }
+
+  private:
+    std::optional<CurrentScope> scope_;
+};
+
+std::vector<wire::Mapping> everything_mapped() {
+    std::vector<wire::Mapping> mappings;
+    for (const auto &[address, allocation] : memory().allocations) {
+        const Block &block = *allocation.block;
+        wire::Mapping mapping{};
+        mapping.address = address;
+        mapping.size = allocation.size_bytes;
+        mapping.handle = block.physical.id;
+        mapping.offset = address - block.address;
+        mapping.device = static_cast<uint32_t>(block.physical.device);
+        mapping.kind = static_cast<uint32_t>(block.slab != nullptr ? wire::Kind::slab : wire::Kind::allocation);
+        mappings.push_back(mapping);
+    }
+    for (const auto &[address, known] : memory().virtual_mappings) {
+        wire::Mapping mapping{};
+        mapping.address = address;
+        mapping.size = known.size_bytes;
+        mapping.handle = known.handle->physical.id;
+        mapping.offset = known.offset_bytes;
+        mapping.device = static_cast<uint32_t>(known.handle->physical.device);
+        mapping.kind = static_cast<uint32_t>(wire::Kind::virtual_handle);
+        mappings.push_back(mapping);
+    }
+    return mappings;
+}
+
+// What can be said before anything is sent.
+Outcome check_exportable(const std::vector<Owned> &all) {
+    for (const Owned &owned : all) {
+        if (owned.handle != nullptr && owned.handle->pinned)
+            return {wire::Status::unsupported, CUDA_SUCCESS, owned.physical->id,
+                    "memory in a multicast object or a sparse array cannot be handed over"};
+        if (owned.physical->imported && !fd_is_ours(owned.physical->kept))
+            return {wire::Status::unsupported, CUDA_SUCCESS, owned.physical->id,
+                    "the application has closed the descriptor of memory that was returned to it"};
+    }
+    // Each handle comes back with a descriptor that has to be kept.
+    if (make_room_for_fds(all.size() + WF_MAX_ENTRIES) != 0) {
+        char text[160];
+        snprintf(text, sizeof(text), "the limit of open files (ulimit -Hn) is too low for %zu GPU memory handles",
+                 all.size());
+        return {wire::Status::unsupported, CUDA_SUCCESS, all.size(), text};
+    }
+    return {};
+}
+
+Outcome unmap_virtual(VirtualHandle *handle, bool *changed) {
+    for (auto &[address, mapping] : memory().virtual_mappings) {
+        if (mapping.handle != handle || !mapping.present)
+            continue;
+        const CUresult result = WF_REAL(cuMemUnmap)(address, mapping.size_bytes);
+        if (result != CUDA_SUCCESS)
+            return driver_failure(result, naming("cuMemUnmap", handle->physical), handle->physical.id);
+        mapping.present = false;
+        *changed = true;
+    }
+    return {};
+}
+
+Outcome map_virtual(VirtualHandle *handle) {
+    for (auto &[address, mapping] : memory().virtual_mappings) {
+        if (mapping.handle != handle || mapping.present)
+            continue;
+        if (const CUresult result = map_again(&mapping); result != CUDA_SUCCESS)
+            return driver_failure(result, naming("mapping", handle->physical), handle->physical.id);
+    }
+    return {};
+}
+
+Outcome map_owned(const Owned &owned) {
+    if (owned.handle != nullptr)
+        return map_virtual(owned.handle);
+    if (owned.block->mapped)
+        return {};
+    const CUresult result = map_block(owned.block, reader_devices(*owned.block->owner));
+    return result == CUDA_SUCCESS ? Outcome{}
+                                  : driver_failure(result, naming("mapping", *owned.physical), owned.physical->id);
+}
+
+} // namespace
+
+Outcome export_memory(const SendHandles &send_handles, const SendMappings &send_mappings) {
+    give_back_spare(-1);
+    std::lock_guard lock(memory().mutex);
+    const std::vector<Owned> all = everything_owned();
+    if (Outcome outcome = check_exportable(all); !outcome.ok())
+        return outcome;
+    const Outcome gone{wire::Status::bad_message, CUDA_SUCCESS, 0, "the daemon is gone"};
+    std::vector<wire::Handle> batch;
+    FdList fds;
+    for (size_t i = 0; i < all.size();) {
+        const Physical &physical = *all[i].physical;
+        int fd = -1;
+        const CUresult result = physical_fd(physical, &fd);
+        if (result != CUDA_SUCCESS) {
+            if (batch.empty()) // not a lack of descriptors that sending what there is would cure
+                return driver_failure(result, naming("exporting", physical), physical.id);
+        } else {
+            wire::Handle entry{};
+            entry.handle = physical.id;
+            entry.size = physical.size_bytes;
+            entry.device = static_cast<uint32_t>(physical.device);
+            entry.kind = static_cast<uint32_t>(all[i].kind());
+            batch.push_back(entry);
+            fds.add(fd);
+            ++i;
+        }
+        if (i < all.size() && (result != CUDA_SUCCESS || batch.size() == WF_MAX_ENTRIES)) {
+            if (!send_handles(batch, fds, false))
+                return gone;
+            batch.clear();
+            fds.clear();
+        }
+    }
+    if (!send_handles(batch, fds, true))
+        return gone;
+    const std::vector<wire::Mapping> mappings = everything_mapped();
+    for (size_t first = 0; first == 0 || first < mappings.size(); first += WF_MAX_ENTRIES) {
+        const size_t count = std::min<size_t>(WF_MAX_ENTRIES, mappings.size() - first);
+        const auto begin = mappings.begin() + static_cast<ptrdiff_t>(first);
+        if (!send_mappings({begin, begin + static_cast<ptrdiff_t>(count)}, first + count == mappings.size()))
+            return gone;
+    }
+    Outcome done;
+    done.value = all.size();
+    return done;
+}
+
+Outcome release_memory(bool *changed) {
+    *changed = false;
+    std::lock_guard lock(memory().mutex);
+    const std::vector<Owned> all = everything_owned();
+    for (const Owned &owned : all) {
+        const DeviceScope current(owned.physical->device);
+        if (owned.handle != nullptr) {
+            if (Outcome outcome = unmap_virtual(owned.handle, changed); !outcome.ok())
+                return outcome;
+        } else if (owned.block->mapped) {
+            const CUresult result = unmap_block(owned.block);
+            if (result != CUDA_SUCCESS)
+                return driver_failure(result, naming("cuMemUnmap", *owned.physical), owned.physical->id);
+        }
+        *changed = true;
+        if (const CUresult result = release_physical(owned.physical); result != CUDA_SUCCESS)
+            return driver_failure(result, naming("cuMemRelease", *owned.physical), owned.physical->id);
+    }
+    Outcome done;
+    done.value = all.size();
+    return done;
+}
+
+Outcome return_handle(const wire::Handle &handle, int fd) {
+    std::lock_guard lock(memory().mutex);
+    const std::vector<Owned> all = everything_owned();
+    const auto found =
+        std::find_if(all.begin(), all.end(), [&](const Owned &owned) { return owned.physical->id == handle.handle; });
+    if (found == all.end() || found->physical->size_bytes != handle.size ||
+        found->physical->device != static_cast<CUdevice>(handle.device)) {
+        finish_fd(fd, false);
+        return {wire::Status::bad_message, CUDA_SUCCESS, handle.handle,
+                "a handle was returned that this process does not know"};
+    }
+    const DeviceScope current(found->physical->device);
+    if (found->physical->present) {
+        finish_fd(fd, false); // a repeated return; what is missing of its mappings is mapped below
+    } else if (const CUresult result = import_physical(found->physical, fd); result != CUDA_SUCCESS) {
+        return driver_failure(result, naming("importing", *found->physical), handle.handle);
+    }
+    return map_owned(*found);
+}
+
+size_t missing_handles() {
+    std::lock_guard lock(memory().mutex);
+    size_t missing = 0;
+    for (const Owned &owned : everything_owned()) {
+        bool complete = owned.physical->present && (owned.block == nullptr || owned.block->mapped);
+        if (owned.handle != nullptr)
+            for (const auto &[address, mapping] : memory().virtual_mappings)
+                complete = complete && (mapping.handle != owned.handle || mapping.present);
+        missing += complete ? 0 : 1;
+    }
+    return missing;
+}
+
+} // namespace woodfrog::interpose

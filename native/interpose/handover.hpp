@@ -1,0 +1,29 @@
+// Giving the process's GPU memory to the node daemon and taking it back. All functions are called by the agent, with
+// the gate closed; nothing else changes the tables then.
+#pragma once
+
+#include "quiesce.hpp"
+#include "transport.hpp"
+#include "wire.h"
+
+#include <functional>
+
+namespace woodfrog::interpose {
+
+// Sends one packet of handles (with a descriptor each) or mappings; false when the daemon is gone.
+using SendHandles = std::function<bool(const std::vector<wire::Handle> &, const FdList &, bool last)>;
+using SendMappings = std::function<bool(const std::vector<wire::Mapping> &, bool last)>;
+
+// Sends a descriptor for everything owned, then what lies in it. Nothing changes in this process.
+Outcome export_memory(const SendHandles &send_handles, const SendMappings &send_mappings);
+
+// Unmaps and releases everything that was exported; the addresses stay reserved. `*changed` tells whether anything was
+// given up: when a failure leaves it false the process is as before.
+Outcome release_memory(bool *changed);
+
+// Takes one handle back. The descriptor is taken over. A handle that is there already is accepted.
+Outcome return_handle(const wire::Handle &handle, int fd);
+// How many handles are still with the daemon.
+size_t missing_handles();
+
+} // namespace woodfrog::interpose

@@ -1,0 +1,104 @@
+// Physical device memory; see physical.hpp.
+#include "physical.hpp"
+
+#include "debug.hpp"
+#include "devices.hpp"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+namespace woodfrog::interpose {
+
+uint64_t next_physical_id() {
+    static constinit std::atomic<uint64_t> last{0};
+    return last.fetch_add(1, std::memory_order_relaxed) + 1;
+}
+
+CUmemAllocationProp exportable_properties(CUdevice device) {
+    CUmemAllocationProp properties{};
+    properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    properties.location.id = device;
+    properties.allocFlags.gpuDirectRDMACapable = device_facts(device).rdma ? 1 : 0;
+    return properties;
+}
+
+CUresult create_physical(CUdevice device, size_t size_bytes, Physical *physical) {
+    CUmemAllocationProp properties = exportable_properties(device);
+    CUmemGenericAllocationHandle handle = 0;
+    CUresult result = WF_REAL(cuMemCreate)(&handle, size_bytes, &properties, 0);
+    if (result != CUDA_SUCCESS && result != CUDA_ERROR_OUT_OF_MEMORY && properties.allocFlags.gpuDirectRDMACapable) {
+        // The attribute promises it, but some virtual machines refuse it.
+        properties.allocFlags.gpuDirectRDMACapable = 0;
+        result = WF_REAL(cuMemCreate)(&handle, size_bytes, &properties, 0);
+        if (result == CUDA_SUCCESS)
+            device_has_no_rdma(device);
+    }
+    if (result != CUDA_SUCCESS)
+        return result;
+    *physical = Physical{};
+    physical->id = next_physical_id();
+    physical->handle = handle;
+    physical->present = true;
+    physical->size_bytes = size_bytes;
+    physical->device = device;
+    return CUDA_SUCCESS;
+}
+
+CUresult release_physical(Physical *physical) {
+    if (physical->present) {
+        const CUresult result = WF_REAL(cuMemRelease)(physical->handle);
+        if (result != CUDA_SUCCESS)
+            return result;
+        physical->present = false;
+        physical->handle = 0;
+    }
+    close_kept(&physical->kept);
+    return CUDA_SUCCESS;
+}
+
+CUresult physical_fd(const Physical &physical, int *fd) {
+    ForkPause pause;
+    if (physical.imported) {
+        if (!fd_is_ours(physical.kept))
+            return CUDA_ERROR_INVALID_HANDLE; // the application has closed it
+        *fd = fcntl(physical.kept.fd, F_DUPFD_CLOEXEC, 3);
+        if (*fd < 0)
+            return CUDA_ERROR_OPERATING_SYSTEM;
+    } else {
+        const CUresult result =
+            WF_REAL(cuMemExportToShareableHandle)(fd, physical.handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+        if (result != CUDA_SUCCESS)
+            return result;
+        if (fcntl(*fd, F_SETFD, FD_CLOEXEC) != 0) {
+            close(*fd);
+            return CUDA_ERROR_OPERATING_SYSTEM;
+        }
+    }
+    pause.announce(*fd);
+    return CUDA_SUCCESS;
+}
+
+CUresult import_physical(Physical *physical, int fd) {
+    CUmemGenericAllocationHandle handle = 0;
+    const CUresult result = WF_REAL(cuMemImportFromShareableHandle)(
+        &handle, reinterpret_cast<void *>(static_cast<uintptr_t>(fd)), CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    if (result != CUDA_SUCCESS) {
+        finish_fd(fd, false);
+        return result;
+    }
+    KeptFd kept;
+    if (const int error = keep_fd(fd, &kept); error != 0) {
+        debug("the descriptor of returned memory cannot be kept (errno %d)", error);
+        WF_REAL(cuMemRelease)(handle);
+        return CUDA_ERROR_OPERATING_SYSTEM;
+    }
+    physical->handle = handle;
+    physical->present = true;
+    physical->imported = true;
+    physical->kept = kept;
+    return CUDA_SUCCESS;
+}
+
+} // namespace woodfrog::interpose

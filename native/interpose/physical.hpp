@@ -1,0 +1,35 @@
+// One piece of physical device memory behind a handle of the driver: made, exported, given up, taken back.
+//
+// The pieces of a target are what moves between it and the daemon. Nothing here knows at which addresses they are
+// mapped, and nothing here takes a lock.
+#pragma once
+
+#include "driver.hpp"
+#include "kept_fd.hpp"
+
+namespace woodfrog::interpose {
+
+struct Physical {
+    uint64_t id = 0;                         // its number in the messages to the daemon; never used again
+    CUmemGenericAllocationHandle handle = 0; // the driver's; another one after each return
+    bool present = false;                    // `handle` is valid
+    size_t size_bytes = 0;
+    CUdevice device = 0;
+    bool imported = false; // such a handle cannot be exported again: `kept` is passed on instead
+    KeptFd kept;
+};
+
+uint64_t next_physical_id();
+
+// Properties of memory that this library makes on `device`: pinned, exportable as a file descriptor.
+CUmemAllocationProp exportable_properties(CUdevice device);
+
+CUresult create_physical(CUdevice device, size_t size_bytes, Physical *physical);
+// Gives the handle and the kept descriptor up. Nothing may be mapped from it any more.
+CUresult release_physical(Physical *physical);
+// A new descriptor for it, close-on-exec and announced (kept_fd.hpp), which the caller owns.
+CUresult physical_fd(const Physical &physical, int *fd);
+// Makes it the memory behind `fd`, which is taken over (and kept) on success and closed otherwise.
+CUresult import_physical(Physical *physical, int fd);
+
+} // namespace woodfrog::interpose

@@ -1,0 +1,168 @@
+// See checkpoint.hpp.
+#include "checkpoint.hpp"
+
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <map>
+
+#include "address_space.hpp"
+#include "config.hpp"
+#include "context.hpp"
+#include "device.hpp"
+#include "error.hpp"
+#include "physical.hpp"
+#include "process.hpp"
+#include "ptx/ptx.hpp"
+
+namespace simgpu {
+namespace {
+
+std::atomic<CUprocessState> current_state{CU_PROCESS_STATE_RUNNING};
+// Whether memory of another process was mapped when the checkpoint was made: its contents are not ours to save.
+bool had_imported_memory = false;
+
+std::string text_of(const CUuuid &uuid) {
+    return {uuid.bytes, sizeof uuid.bytes};
+}
+
+bool drain_streams(Deadline deadline) {
+    for (const auto &context : contexts().select([](const Context &) { return true; })) {
+        if (!context->synchronize(deadline))
+            return false;
+    }
+    return true;
+}
+
+// The devices after a restore with these pairs; empty when the pairs are not acceptable.
+std::vector<Device> remapped(const GpuPairs &pairs) {
+    std::vector<Device> result = devices();
+    if (pairs.empty())
+        return result;
+    std::map<std::string, CUuuid> table;
+    for (const auto &[from, to] : pairs)
+        table[text_of(from)] = to;
+    std::map<int, int> taken;
+    for (Device &device : result) {
+        auto it = table.find(text_of(uuid_of_index(device.index)));
+        if (it == table.end())
+            return {}; // every device of the process must be listed
+        device.index = index_of_uuid(it->second);
+        if (device.index < 0 || taken[device.index]++ > 0)
+            return {};
+    }
+    return result;
+}
+
+} // namespace
+
+CUprocessState checkpoint_state() {
+    return current_state.load();
+}
+
+CUresult checkpoint_lock(unsigned timeout_ms) {
+    if (current_state != CU_PROCESS_STATE_RUNNING)
+        return CUDA_ERROR_ILLEGAL_STATE;
+    if (CUresult code = injected_failure("lock"); code != CUDA_SUCCESS)
+        return code;
+    imitate_latency("lock");
+    Deadline deadline;
+    if (timeout_ms > 0)
+        deadline = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms);
+    Gate &gate = Process::instance().gate;
+    if (!gate.close(deadline) || !drain_streams(deadline)) {
+        gate.open();
+        return CUDA_ERROR_NOT_READY;
+    }
+    current_state = CU_PROCESS_STATE_LOCKED;
+    return CUDA_SUCCESS;
+}
+
+CUresult checkpoint_save() {
+    if (current_state != CU_PROCESS_STATE_LOCKED)
+        return CUDA_ERROR_ILLEGAL_STATE;
+    if (CUresult code = injected_failure("checkpoint"); code != CUDA_SUCCESS)
+        return code;
+    if (AddressSpace::instance().any_managed())
+        return CUDA_ERROR_NOT_SUPPORTED;
+    imitate_latency("checkpoint");
+    ptx::shutdown_workers();
+    AddressSpace &space = AddressSpace::instance();
+    had_imported_memory = false;
+    auto memories = Physical::all();
+    for (const auto &physical : memories)
+        had_imported_memory |= physical->imported();
+    // All bytes are copied before anything is taken apart, so that a host without memory leaves the target as it was.
+    bool detaching = false;
+    try {
+        for (const auto &physical : memories)
+            physical->save();
+        detaching = true;
+        space.detach_all();
+    } catch (const Error &error) {
+        if (detaching)
+            space.attach_all();
+        for (const auto &physical : memories)
+            physical->drop_saved();
+        ptx::resume_workers();
+        return error.code;
+    }
+    for (const auto &physical : memories)
+        physical->unload();
+    current_state = CU_PROCESS_STATE_CHECKPOINTED;
+    return CUDA_SUCCESS;
+}
+
+CUresult checkpoint_load(const GpuPairs &pairs) {
+    if (current_state != CU_PROCESS_STATE_CHECKPOINTED)
+        return CUDA_ERROR_ILLEGAL_STATE;
+    if (CUresult code = injected_failure("restore"); code != CUDA_SUCCESS)
+        return code;
+    // Remapping came with driver 580, that is CUDA 13.0.
+    if (!pairs.empty() && config().driver_version < 13000) return CUDA_ERROR_NOT_SUPPORTED;
+    auto target = remapped(pairs);
+    if (target.empty())
+        return CUDA_ERROR_INVALID_VALUE;
+    imitate_latency("restore");
+    if (had_imported_memory) {
+        std::fprintf(stderr, "simulated GPU: the process cannot be restored: memory imported from another process was "
+                             "still held when it was checkpointed\n");
+        current_state = CU_PROCESS_STATE_FAILED;
+        return CUDA_ERROR_NOT_SUPPORTED;
+    }
+    auto before = std::exchange(devices(), target);
+    auto memories = Physical::all();
+    bool attaching = false;
+    try {
+        for (const auto &physical : memories)
+            physical->load();
+        attaching = true;
+        AddressSpace::instance().attach_all();
+    } catch (const Error &error) {
+        if (attaching)
+            AddressSpace::instance().detach_all();
+        for (const auto &physical : memories)
+            physical->unload();
+        devices() = before;
+        return error.code;
+    }
+    for (const auto &physical : memories)
+        physical->drop_saved();
+    ptx::resume_workers();
+    current_state = CU_PROCESS_STATE_LOCKED;
+    return CUDA_SUCCESS;
+}
+
+CUresult checkpoint_unlock() {
+    if (current_state != CU_PROCESS_STATE_LOCKED)
+        return CUDA_ERROR_ILLEGAL_STATE;
+    if (CUresult code = injected_failure("unlock"); code != CUDA_SUCCESS)
+        return code;
+    imitate_latency("unlock");
+    current_state = CU_PROCESS_STATE_RUNNING;
+    Process::instance().gate.open();
+    return CUDA_SUCCESS;
+}
+
+} // namespace simgpu

@@ -1,0 +1,37 @@
+// How another process reaches the checkpoint machine of this one: a thread that listens on an abstract unix socket.
+//
+// One connection carries one request and one reply, then the service closes first, so that at a CRIU dump nothing but
+// the listening socket is open. Only the owner of the process and root are admitted.
+#pragma once
+
+#include <cstdint>
+
+#include <cuda.h>
+
+namespace simgpu {
+
+inline constexpr const char *kSocketPrefix = "woodfrog-simgpu-"; // then the process id and a random number
+inline constexpr const char *kServiceThreadName = "simgpu-service";
+inline constexpr std::uint32_t kServiceMagic = 0x77667367; // "wfsg", changes with the layout below
+inline constexpr unsigned kMaxGpuPairs = 64;
+
+enum class CheckpointAction : std::uint32_t { kGetState = 1, kLock, kCheckpoint, kRestore, kUnlock };
+
+struct CheckpointRequest {
+    std::uint32_t magic = kServiceMagic;
+    CheckpointAction action = CheckpointAction::kGetState;
+    std::uint32_t timeout_ms = 0;
+    std::uint32_t pair_count = 0;
+    CUcheckpointGpuPair pairs[kMaxGpuPairs] = {};
+};
+
+struct CheckpointReply {
+    std::uint32_t magic = kServiceMagic;
+    std::uint32_t result = CUDA_ERROR_UNKNOWN;
+    std::uint32_t state = CU_PROCESS_STATE_FAILED;
+};
+
+// Throws CUDA_ERROR_OPERATING_SYSTEM when there can be no such thread.
+void start_checkpoint_service();
+
+} // namespace simgpu

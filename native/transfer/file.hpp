@@ -1,0 +1,39 @@
+// Positioned reads and writes of a file that the caller opened, past the page cache where file and alignment allow it.
+// The descriptor stays the caller's. It must never move the file's position, shorten it, or sync it: that is the
+// store's business.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace woodfrog::transfer {
+
+class File {
+  public:
+    enum class Use { read, write };
+
+    // Opens the same file once more with O_DIRECT (through /proc, so a deleted or unnamed file works as well) if its
+    // file system can do that. TransferError(-EBADF) if `fd` is not open for `use`.
+    File(int fd, Use use);
+    File(const File &) = delete;
+    File &operator=(const File &) = delete;
+    ~File();
+
+    // Takes the room for [offset, +size) before anything is written, so that a full disk shows at once and several
+    // threads need not wait for each other to extend the file. File systems that cannot do that are left as they are.
+    // TransferError (ENOSPC, EFBIG …).
+    void reserve(uint64_t offset, uint64_t size);
+
+    // All `size` bytes or TransferError (ENOSPC, EIO, EFBIG …). Threads may call these side by side.
+    void write(const void *data, size_t size, uint64_t offset);
+    // The same; a file that ends too early is an error (-ENODATA).
+    void read(void *data, size_t size, uint64_t offset);
+
+  private:
+    int direct_descriptor(const void *data, size_t size, uint64_t offset) const;
+
+    int fd_;             // borrowed
+    int direct_fd_ = -1; // ours, with O_DIRECT
+    int buffered_fd_;    // fd_, or ours without O_DIRECT if fd_ has it
+};
+
+} // namespace woodfrog::transfer

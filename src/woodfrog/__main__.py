@@ -1,0 +1,5 @@
+"""`python -m woodfrog` is the command line."""
+
+from woodfrog.cli import main
+
+main()

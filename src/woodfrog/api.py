@@ -1,0 +1,371 @@
+"""The public API: each function does what the verb of the same name does, and raises WoodfrogError for every failure.
+
+Operations go to the node daemon of the runtime directory, which is started when there is none; `images`, `inspect`,
+`verify` and `rm` read the store themselves and need no daemon. It must never print.
+
+Events (`on_event`) are dicts: {"event": "begin"|"end"|"undo", "phase": …, "seconds": …} and {"event": "progress",
+"phase": …, "bytes_done": …, "bytes_total": …, "seconds": …}.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from woodfrog import launch
+from woodfrog.cpu import files as cpu_files
+from woodfrog.daemon import runtime_dir
+from woodfrog.daemon.client import Client, ensure_daemon
+from woodfrog.errors import BadImageError, NotFoundError, UsageError, WoodfrogError
+from woodfrog.image import inspect as image_inspect
+from woodfrog.image.image import Image
+from woodfrog.image.repository import ImageRepository
+from woodfrog.results import (
+    CheckpointResult,
+    ImageInfo,
+    RestoreResult,
+    ResumeResult,
+    SuspendResult,
+    TargetInfo,
+    VerifyResult,
+)
+from woodfrog.store.disk import default_path
+
+__all__ = [
+    "CheckpointResult",
+    "ImageInfo",
+    "RestoreResult",
+    "ResumeResult",
+    "SuspendResult",
+    "Target",
+    "TargetInfo",
+    "VerifyResult",
+    "checkpoint",
+    "images",
+    "inspect",
+    "open_image",
+    "ps",
+    "restore",
+    "resume",
+    "rm",
+    "run",
+    "suspend",
+    "verify",
+]
+
+OnEvent = Callable[[dict[str, Any]], None]
+StorePath = str | os.PathLike[str] | None
+DEFAULT_TIMEOUT_S = 30.0
+# How long after a target's end the daemon's word on its exit code is waited for.
+_EXIT_CODE_S = 2.0
+_Result = TypeVar("_Result")
+
+
+class Target:
+    """A process that woodfrog can checkpoint, made by `run` or `restore` (`details`: the daemon's report of that).
+
+    `exit_code` is None while it runs, and for a restored target (whose parent is the daemon) also when `wait` was
+    called only after its end.
+    """
+
+    _pidfd = -1  # until it is known: __del__ may find a half-made object
+
+    def __init__(
+        self,
+        name: str,
+        pid: int,
+        log: str,
+        process: subprocess.Popen[bytes] | None = None,
+        *,
+        log_offset: int = 0,
+        details: RestoreResult | None = None,
+    ) -> None:
+        self.name = name
+        self.pid = pid
+        self.log = log
+        self.log_offset = log_offset  # where its output begins in the log
+        self.started_unix_s = time.time()
+        self.details = details
+        self.exit_code: int | None = None
+        self._process = process
+        self._pidfd = -1 if process is not None else _pidfd_open(pid)
+        self._waiter: threading.Thread | None = None
+
+    def poll(self) -> bool:
+        """True while it runs."""
+        if self._process is not None:
+            self.exit_code = self._process.poll()
+            return self.exit_code is None
+        return self._pidfd >= 0 and not _readable(self._pidfd, 0.0)
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """Wait for its end and return the exit code (negative: the signal that ended it), as far as it can be known.
+
+        TimeoutError when `timeout_s` passes first; the target runs on.
+        """
+        late = TimeoutError(f"{self.name} (pid {self.pid}) still runs after {timeout_s} s")
+        if self._process is not None:
+            try:
+                self.exit_code = self._process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                raise late from None
+            return self.exit_code
+        if self._pidfd < 0:
+            return self.exit_code
+        if self._waiter is None:
+            # The daemon is the parent and knows the code; the pidfd knows the end whatever becomes of the daemon.
+            self._waiter = threading.Thread(target=self._ask_exit_code, name="woodfrog-wait", daemon=True)
+            self._waiter.start()
+        if not _readable(self._pidfd, timeout_s):
+            raise late
+        self._waiter.join(_EXIT_CODE_S)
+        return self.exit_code
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """Send a signal; nothing happens when it has ended already."""
+        try:
+            if self._process is not None:
+                self._process.send_signal(number)
+            elif self._pidfd >= 0:
+                signal.pidfd_send_signal(self._pidfd, number)
+        except ProcessLookupError:
+            return
+
+    def _ask_exit_code(self) -> None:
+        try:
+            with Client.connect() as client:
+                answer = client.call("wait", {"pid": self.pid})
+        except WoodfrogError:
+            return  # no daemon, or it does not know: the end is seen all the same
+        code, number = answer.get("exit_code"), answer.get("signal")
+        self.exit_code = -number if number else code
+
+    def __repr__(self) -> str:
+        return f"<Target {self.name} pid {self.pid}>"
+
+    def __del__(self) -> None:
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+
+def run(
+    argv: Sequence[str],
+    name: str | None = None,
+    env: Mapping[str, str] | None = None,
+    cwd: str | None = None,
+    log: str | os.PathLike[str] | None = None,
+) -> Target:
+    """Start a program so that it can be checkpointed. It gets no standard input; its output is appended to `log`
+    (default: logs/NAME.log in the runtime directory). `env` replaces the environment, as in subprocess."""
+    if not argv:
+        raise UsageError("there is no command to run", advice="woodfrog run -- PROGRAM ARGUMENTS…")
+    interposer = launch.interposer()
+    with ensure_daemon() as client:
+        directory = runtime_dir.path()
+        if name is None:
+            name = launch.default_name(argv, (target.name for target in _targets(client)))
+    log_path = Path(log).absolute() if log is not None else directory / "logs" / f"{name}.log"
+    environment = launch.target_environment(name, directory, os.environ if env is None else env, interposer)
+    log_offset = log_path.stat().st_size if log_path.exists() else 0
+    process = launch.start(argv, name=name, log=log_path, env=environment, cwd=cwd)
+    return Target(name, process.pid, str(log_path), process, log_offset=log_offset)
+
+
+def checkpoint(
+    target: Target | int | str,
+    *,
+    stop: bool = False,
+    leave_running: bool = True,
+    cpu: bool = True,
+    store: StorePath = None,
+    name: str | None = None,
+    timeout: float = DEFAULT_TIMEOUT_S,
+    on_event: OnEvent | None = None,
+) -> CheckpointResult:
+    """Write an image of a running target (a Target, a pid, or a name). `stop` (or leave_running=False) ends it once the
+    image is durable. `cpu=False` leaves the CPU side out: such an image holds GPU memory only. `timeout` (seconds)
+    bounds the wait for the target's work in flight."""
+    params = {
+        "target": _target(target),
+        "stop": stop or not leave_running,
+        "cpu": cpu,
+        "store": _store(store),
+        "name": name,
+        "timeout_s": float(timeout),
+    }
+    return _call("checkpoint", params, on_event, CheckpointResult)
+
+
+def restore(
+    image: str,
+    *,
+    gpu_map: Mapping[str, str] | None = None,
+    mode: str = "eager",
+    store: StorePath = None,
+    verify: bool = False,
+    on_event: OnEvent | None = None,
+) -> Target:
+    """Bring an image back as a process with the pids that it had. `gpu_map`: GPU in the image → GPU here, each a UUID
+    or an ordinal. `verify` hashes the memory again once it is in place. The daemon's report is in `target.details`."""
+    if mode != "eager":
+        raise UsageError(f"there is no restore mode {mode!r}", advice="this version has: eager")
+    params = {
+        "image": image if "/" not in image else str(Path(image).absolute()),
+        "gpu_map": {str(there): str(here) for there, here in (gpu_map or {}).items()},
+        "mode": mode,
+        "store": _store(store),
+        "verify": verify,
+    }
+    result = _call("restore", params, on_event, RestoreResult)
+    return Target(result.name, result.root_pid or result.pid, result.log, details=result)
+
+
+def suspend(
+    target: Target | int | str, *, timeout: float = DEFAULT_TIMEOUT_S, on_event: OnEvent | None = None
+) -> SuspendResult:
+    """Take a target off the GPU: its memory waits in host memory, the process lives on, frozen at its next GPU call."""
+    return _call("suspend", {"target": _target(target), "timeout_s": float(timeout)}, on_event, SuspendResult)
+
+
+def resume(target: Target | int | str, *, on_event: OnEvent | None = None) -> ResumeResult:
+    """Give a suspended target its GPU memory back; it goes on where it was."""
+    return _call("resume", {"target": _target(target)}, on_event, ResumeResult)
+
+
+def ps() -> list[TargetInfo]:
+    """The targets that the daemon knows, by pid."""
+    with ensure_daemon() as client:
+        return _targets(client)
+
+
+def images(name: str | None = None, *, store: StorePath = None) -> list[ImageInfo]:
+    """The images of a store, damaged ones with their reason."""
+    found: list[ImageInfo] = []
+    if store is None and not default_path().exists():
+        return found  # nothing was ever written
+    for entry in _open_store(store).list(name):
+        if entry.manifest is None:
+            reason = entry.error.reason if entry.error is not None else "unreadable"
+            found.append(ImageInfo(entry.reference, entry.name, entry.number, entry.path, error=reason))
+            continue
+        manifest = entry.manifest
+        found.append(
+            ImageInfo(
+                entry.reference,
+                entry.name,
+                entry.number,
+                entry.path,
+                kind=manifest.kind,
+                created_unix_s=manifest.created_unix_s,
+                gpu_bytes=manifest.gpu_bytes,
+                cpu_bytes=manifest.cpu_bytes,
+                leave_running=manifest.leave_running,
+                target_name=manifest.target_name,
+            )
+        )
+    return found
+
+
+def open_image(reference: str, *, store: StorePath = None) -> Image:
+    """The image itself, for a closer look. The caller closes it; until then it cannot be removed."""
+    return _open_store(store).open(reference)
+
+
+def inspect(reference: str, *, store: StorePath = None) -> dict[str, Any]:
+    """What an image is: its manifest without chunk digests and allocation rows, as JSON-able values."""
+    with open_image(reference, store=store) as image:
+        return {**image_inspect.summary(image.manifest), "path": str(image.path)}
+
+
+def verify(reference: str, *, store: StorePath = None, on_event: OnEvent | None = None) -> VerifyResult:
+    """Hash every chunk of an image. BadImageError (details: every problem) unless all have their digests."""
+    begun = time.monotonic()
+
+    def progress(done: int, total: int) -> None:
+        if on_event is not None:
+            seconds = time.monotonic() - begun
+            on_event(
+                {"event": "progress", "phase": "verify", "bytes_done": done, "bytes_total": total, "seconds": seconds}
+            )
+
+    with open_image(reference, store=store) as image:
+        problems = image.verify(progress)
+        if problems:
+            raise BadImageError(
+                f"{image.reference} is damaged: {problems[0]}"
+                + (f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""),
+                advice="use another image",
+                details={"problems": [{"path": p.path, "what": p.what, "chunk": p.chunk} for p in problems]},
+            )
+        return VerifyResult(image.reference, image.size_bytes, time.monotonic() - begun)
+
+
+def rm(reference: str, *, store: StorePath = None) -> str:
+    """Remove one image for good, and the hard links that its CPU side left beside the target's files; returns its full
+    reference. An error about the links comes after the image is gone, and says so."""
+    return _open_store(store).remove(reference, _remove_links)
+
+
+def _call(verb: str, params: dict[str, Any], on_event: OnEvent | None, kind: type[_Result]) -> _Result:
+    with ensure_daemon() as client:
+        return msgspec.convert(client.call(verb, params, on_event), kind)
+
+
+def _targets(client: Client) -> list[TargetInfo]:
+    return msgspec.convert(client.call("ps"), list[TargetInfo])
+
+
+def _target(target: Target | int | str) -> int | str:
+    if isinstance(target, Target):
+        return target.pid
+    if isinstance(target, str) and target.isdigit():
+        return int(target)
+    if isinstance(target, int) and target < 1:
+        raise UsageError(f"{target} is no process id")
+    return target
+
+
+def _store(store: StorePath) -> str:
+    # Absolute and explicit: the daemon's environment and working directory are others than ours.
+    return str((Path(store) if store is not None else default_path()).absolute())
+
+
+def _open_store(store: StorePath) -> ImageRepository:
+    path = Path(_store(store))
+    if not path.is_dir():  # looking for something must not make it
+        raise NotFoundError(f"there is no store {path}", advice="it is made by the first checkpoint; or give --store")
+    return ImageRepository(path)
+
+
+def _remove_links(cpu_directory: Path) -> None:
+    """For an image that is being removed: its name is gone already, whatever happens here."""
+    try:
+        cpu_files.remove_links(cpu_directory)
+    except (WoodfrogError, OSError) as error:
+        raise WoodfrogError(
+            f"the image is removed, but not the links that it may have left beside the target's files: {error}",
+            advice="if there are files link_remap.N of no other image in the directories of those files, remove them",
+        ) from error
+
+
+def _pidfd_open(pid: int) -> int:
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        return -1  # it has ended already
+
+
+def _readable(descriptor: int, timeout_s: float | None) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))

@@ -1,0 +1,31 @@
+"""`woodfrog ps`: the targets that the daemon knows."""
+
+from __future__ import annotations
+
+from woodfrog.cli import output
+from woodfrog.cli.options import JsonOption
+
+
+def ps(as_json: JsonOption = False) -> None:
+    """List the targets that can be checkpointed, and their state."""
+    with output.reported(as_json):
+        from woodfrog import api
+        from woodfrog.image.inspect import human_bytes
+
+        targets = api.ps()
+        if as_json:
+            output.print_json([target.to_dict() for target in targets])
+            return
+        rows = [
+            (
+                str(target.pid),
+                target.name or "-",
+                target.state,
+                human_bytes(target.gpu_bytes),
+                ",".join(map(str, target.devices)) or "-",
+                "yes" if target.managed else "driver-only",
+                target.command,
+            )
+            for target in targets
+        ]
+        output.table(("pid", "name", "state", "GPU memory", "GPUs", "managed", "command"), rows, right=(0, 3))

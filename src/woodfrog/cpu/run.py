@@ -1,0 +1,91 @@
+"""Runs CRIU as a child, in a session of its own, with a time-out that ends the whole group.
+
+Must never leave a child behind, and never wait without a bound. CRIU is not told to die with its parent: a dump that is
+cut off in the middle is worse than one that ends a moment after the daemon did, and the new daemon finds it by the
+folder in its arguments (`still_running`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+# CRIU needs little time to die once it is killed; this bounds the wait for one stuck in the kernel (a hung filesystem).
+_KILL_WAIT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Finished:
+    """How a run ended. `returncode` is that of subprocess; None: the time-out came first and the group was killed."""
+
+    returncode: int | None
+    elapsed_s: float
+    output: str  # what CRIU said outside its log: little, mostly errors in its arguments
+
+
+def run(
+    arguments: Sequence[str | Path],
+    *,
+    timeout_s: float,
+    work_directory: Path,
+    pass_fds: Sequence[int] = (),
+) -> Finished:
+    """Run the program in `work_directory`; what it prints goes to a file there, and comes back cut to 4 KiB."""
+    begin = time.monotonic()
+    output_path = work_directory / "criu.out"
+    environment = {name: value for name, value in os.environ.items() if name in ("PATH", "TMPDIR", "LANG")}
+    with open(output_path, "wb", opener=_private) as output:
+        child = subprocess.Popen(
+            [os.fspath(argument) for argument in arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=work_directory,
+            env=environment,
+            pass_fds=tuple(pass_fds),
+            start_new_session=True,
+        )
+    try:
+        returncode: int | None = child.wait(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        returncode = None
+    finally:
+        if child.returncode is None:
+            _kill_group(child)
+    text = output_path.read_bytes()[-4096:].decode(errors="replace")
+    output_path.unlink(missing_ok=True)
+    return Finished(returncode, time.monotonic() - begin, text)
+
+
+def still_running(work_directory: Path) -> int | None:
+    """Pid of a CRIU that a daemon, since dead, started for this folder and that has not ended; else None."""
+    folder = os.fsencode(work_directory)
+    for process in Path("/proc").iterdir():
+        if not process.name.isdigit():
+            continue
+        try:
+            if process.stat().st_uid != os.geteuid():
+                continue
+            arguments = (process / "cmdline").read_bytes().split(b"\0")
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue  # ended while we looked
+        # The program itself is among the first arguments: behind a loader or an interpreter it is not the very first.
+        if folder in arguments and any(b"criu" in argument.rpartition(b"/")[2] for argument in arguments[:4]):
+            return int(process.name)
+    return None
+
+
+def _kill_group(child: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait(timeout=_KILL_WAIT_S)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o600)

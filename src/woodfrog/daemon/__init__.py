@@ -1,0 +1,1 @@
+"""The node daemon: owns the host arena, the copies and the operations, and serves them on a unix socket."""

@@ -1,0 +1,229 @@
+"""What a daemon that starts does with what its predecessor had in hand, whenever that was killed.
+
+For each record in the keeper: wait for a CRIU that is still at work, look at the process, the driver, the agent and the
+store, and then either finish (the operation was past its commit point) or return (it was not). The notes only say where
+to look. Must never drop a record whose memory a living target still needs.
+
+    record      what it means                          what is done
+    target:     GPU memory of a target in the keeper   a complete image of a `stop`, or suspended data, is there: finish
+                                                       by ending the target or dropping the record; else bring it back
+    suspend:    data of a suspended target in an arena kept, unless the target runs (a resume had ended) or is dead
+    restore:    a tree was being restored              it runs: kept; else it is ended, the image is still there
+    arena:      an arena's memory                      adopted by ArenaPool
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from woodfrog.cpu.run import still_running
+from woodfrog.daemon.keeper_client import KeeperClient
+from woodfrog.daemon.targets import Targets
+from woodfrog.driver.process import DriverProcess, ProcessState
+from woodfrog.errors import NotFoundError, WoodfrogError
+from woodfrog.operations.checkpoint import end_tree
+from woodfrog.operations.context import Context
+from woodfrog.operations.dump_folder import folder_of, remove_abandoned
+from woodfrog.operations.frozen import AGENT_TIMEOUT_S, FrozenTarget
+from woodfrog.operations.notes import Notes, Record, read_notes, suspend_key, target_key
+from woodfrog.operations.resume import suspend_driver
+from woodfrog.operations.space import Space
+from woodfrog.target import procfs
+from woodfrog.target.identity import Identity, ProcessHandle
+
+log = logging.getLogger(__name__)
+
+CRIU_TIMEOUT_S = 600.0  # what an orphaned CRIU may still need
+KINDS = ("restore", "suspend", "target")  # suspend before target: a target's record is judged by what is suspended
+
+
+class Recovery:
+    """Goes through the keeper's records once, at the daemon's start; `one` again for a target that stayed frozen."""
+
+    def __init__(self, context: Context, keeper: KeeperClient, targets: Targets) -> None:
+        self._context = context
+        self._keeper = keeper
+        self._targets = targets
+
+    def run(self) -> None:
+        """All records. A record that cannot be dealt with is kept, and told in the log."""
+        keys = [record.key for record in self._keeper.list()]
+        for kind in KINDS:
+            for key in keys:
+                if key.startswith(f"{kind}:"):
+                    self._attempt(kind, key)
+        remove_abandoned(self._context.runtime_directory)
+
+    def again(self, notes: Notes) -> None:
+        """Try once more to bring back a target that stayed frozen. Raises what stands in the way."""
+        fds = self._keeper.fetch(target_key(notes.pid, notes.start_ticks))
+        try:
+            self.target(notes, fds[1:])
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _attempt(self, kind: str, key: str) -> None:
+        log.info("recovering %s", key)
+        try:
+            fds = self._keeper.fetch(key)
+        except NotFoundError:
+            return
+        try:
+            notes = read_notes(fds[0])
+            if kind == "restore":
+                self._restore(key, notes)
+            elif kind == "suspend":
+                self._suspended(key, notes)
+            else:
+                self.target(notes, fds[1:])
+        except (WoodfrogError, OSError, RuntimeError):
+            log.exception("%s could not be recovered and stays in the keeper", key)
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    # ── target: ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def target(self, notes: Notes, fds: Sequence[int]) -> None:
+        """Finish or return one target whose memory is in the keeper. Raises and keeps the record when neither works."""
+        _wait_for_criu(*folder_of(self._context.runtime_directory, notes).glob("criu-*"))
+        key = (notes.pid, notes.start_ticks)
+        record = Record(self._keeper, target_key(*key), exists=True)
+        if not Identity(*key).is_alive():
+            log.warning("process %d (%s) has ended; its memory is let go", notes.pid, notes.name)
+            record.drop()
+            self._targets.frozen.pop(key, None)
+            return
+        if notes.operation == "suspend" and key in self._context.suspended:
+            log.info("%s is suspended: finished", notes.name)
+            record.drop()
+            return
+        if notes.stop and self._image_of(notes):
+            log.info("the image of %s is complete: ending it", notes.name)
+            end_tree(self._context, notes.root_pid, alive=True)
+            record.drop()
+            return
+        self._targets.frozen[key] = notes
+        self._bring_back(notes, fds)
+        del self._targets.frozen[key]
+        if notes.operation == "resume":
+            self._drop_suspended(notes)
+        log.info("%s (process %d) runs again", notes.name, notes.pid)
+
+    def _bring_back(self, notes: Notes, fds: Sequence[int]) -> None:
+        frozen = FrozenTarget(self._context, notes)
+        frozen.record = Record(self._keeper, target_key(notes.pid, notes.start_ticks), exists=True)
+        frozen.fds = [os.dup(fd) for fd in fds]
+        try:
+            frozen.bring_back()
+        finally:
+            frozen.close()
+
+    def _image_of(self, notes: Notes) -> bool:
+        """Whether the image that this operation was writing is complete."""
+        for entry in self._context.store(notes.store).list():
+            if entry.manifest is not None and entry.manifest.operation == notes.operation_id:
+                return True
+        return False
+
+    # ── suspend: ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _suspended(self, key: str, notes: Notes) -> None:
+        identity = (notes.pid, notes.start_ticks)
+        record = Record(self._keeper, key, exists=True)
+        if not Identity(*identity).is_alive():
+            log.warning("suspended process %d (%s) has ended; its data is let go", notes.pid, notes.name)
+            record.drop()
+            return
+        keys = {found.key for found in self._keeper.list()}
+        self._context.arenas.reserve(notes.extents)
+        self._context.suspended[identity] = notes
+        if target_key(*identity) in keys:
+            return  # in the middle of a suspend or a resume: the target's own record decides
+        if self._runs(notes):
+            log.info("%s runs already: its suspended data is let go", notes.name)
+            self._drop_suspended(notes)
+            return
+        # A resume may have been cut off after the driver's half.
+        suspend_driver(FrozenTarget(self._context, notes))
+
+    def _runs(self, notes: Notes) -> bool:
+        """Whether a resume had come to its end."""
+        if DriverProcess(notes.pid).state() is not ProcessState.RUNNING:
+            return False
+        if not notes.managed:
+            return True
+        return self._context.agents.ensure(notes.pid, AGENT_TIMEOUT_S).state == "running"
+
+    def _drop_suspended(self, notes: Notes) -> None:
+        identity = (notes.pid, notes.start_ticks)
+        suspended = self._context.suspended.pop(identity, None)
+        Record(self._keeper, suspend_key(*identity), exists=True).drop()
+        if suspended is not None:
+            Space(self._context.arenas, suspended.extents, suspended.user).free()
+
+    # ── restore: ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _restore(self, key: str, notes: Notes) -> None:
+        work = Path(notes.directory)
+        _wait_for_criu(*work.glob("criu-*"), work)
+        record = Record(self._keeper, key, exists=True)
+        found = self._restored_processes(notes)
+        if found and self._restored_runs(notes):
+            log.info("%s (process %d) had been restored", notes.name, notes.pid)
+        else:
+            for identity in found:
+                log.warning("ending process %d, left by a restore of %s that was cut off", identity.pid, notes.image)
+                with contextlib.suppress(NotFoundError), ProcessHandle(identity.pid, identity.start_ticks) as handle:
+                    handle.kill()
+        record.drop()
+        shutil.rmtree(work, ignore_errors=True)
+
+    def _restored_processes(self, notes: Notes) -> list[Identity]:
+        """Processes with the tree's numbers that came from that restore: begun after it, and with the same command."""
+        found = []
+        for pid, command in zip(notes.tree, notes.commands, strict=True):
+            stat = procfs.stat(pid)
+            if stat is None or stat.state in "ZX" or stat.start_ticks < notes.begun_ticks:
+                continue
+            if " ".join(procfs.command_line(pid)) == command:
+                found.append(Identity(pid, stat.start_ticks))
+        return found
+
+    def _restored_runs(self, notes: Notes) -> bool:
+        stat = procfs.stat(notes.pid)
+        if stat is None:
+            return False
+        notes.start_ticks = stat.start_ticks
+        try:
+            return self._runs(notes)
+        except WoodfrogError as failure:
+            log.info("the restored process %d does not answer: %s", notes.pid, failure.reason)
+            return False
+
+
+def _wait_for_criu(*directories: Path) -> None:
+    """Wait for a CRIU that outlived its daemon: cutting it off in the middle could cost the target."""
+    for directory in directories:
+        pid = still_running(directory)
+        if pid is None:
+            continue
+        log.info("waiting for CRIU (process %d)", pid)
+        try:
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        try:
+            poll = select.poll()
+            poll.register(pidfd, select.POLLIN)
+            if not poll.poll(CRIU_TIMEOUT_S * 1000):
+                raise WoodfrogError(f"CRIU (process {pid}) has not ended within {CRIU_TIMEOUT_S:g} s")
+        finally:
+            os.close(pidfd)

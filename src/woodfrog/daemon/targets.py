@@ -1,0 +1,181 @@
+"""The table of targets: who is meant by a name or a pid, what state they are in, and one operation at a time for each.
+
+What can be asked (processes, agents, the driver) is asked each time; kept here is only what nobody else knows: which
+targets are suspended, which could not be brought back, and the names of restored ones without an agent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from woodfrog.daemon.agents import Agents
+from woodfrog.errors import NotFoundError, TargetState, UsageError, WoodfrogError
+from woodfrog.operations.notes import Notes
+from woodfrog.operations.survey import log_path_of
+from woodfrog.target import discovery, procfs
+from woodfrog.target.identity import Identity
+
+Key = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """Who is meant. `root_pid` is the root of the tree that is dumped; `pid` uses the GPU (0: not known yet)."""
+
+    name: str
+    pid: int
+    start_ticks: int
+    root_pid: int
+    state: str
+
+    @property
+    def key(self) -> Key:
+        return (self.pid, self.start_ticks)
+
+
+class Targets:
+    """Thread-safe."""
+
+    def __init__(self, agents: Agents) -> None:
+        self._agents = agents
+        self._lock = threading.Lock()
+        self._busy: dict[int, threading.Lock] = {}
+        self._names: dict[Identity, str] = {}
+        self.operations: dict[int, str] = {}  # root pid -> the operation under way
+        self.suspended: dict[Key, Notes] = {}
+        self.frozen: dict[Key, Notes] = {}
+
+    def remember_name(self, identity: Identity, name: str) -> None:
+        with self._lock:
+            self._names[identity] = name
+
+    def name_of(self, identity: Identity) -> str:
+        with self._lock:
+            return self._names.get(identity, "")
+
+    def resolve(self, reference: int | str) -> Resolved:
+        """The target with this pid (of any process in its tree's line) or name. NotFoundError, UsageError."""
+        if isinstance(reference, str) and reference.isdigit():
+            reference = int(reference)
+        rows = self._known()
+        if isinstance(reference, int):
+            if reference < 1:
+                raise UsageError(f"{reference} is no process id")
+            for row in rows:
+                if reference in (row.pid, row.root_pid):
+                    return row
+            stat = procfs.stat(reference)
+            if stat is None or stat.state in "ZX":
+                raise NotFoundError(
+                    f"there is no process {reference}", advice="see `woodfrog ps`", target_state=TargetState.GONE
+                )
+            return Resolved(f"pid-{reference}", reference, stat.start_ticks, reference, TargetState.RUNNING)
+        found = [row for row in rows if row.name == reference]
+        if not found:
+            raise NotFoundError(f"there is no target named {reference!r}", advice="see `woodfrog ps`")
+        if len(found) > 1:
+            pids = ", ".join(str(row.pid) for row in found)
+            raise UsageError(f"several targets are named {reference!r}: {pids}", advice="give the pid")
+        return found[0]
+
+    @contextlib.contextmanager
+    def one_at_a_time(self, root_pid: int, operation: str) -> Iterator[None]:
+        """Operations on one target take turns."""
+        with self._lock:
+            turn = self._busy.setdefault(root_pid, threading.Lock())
+        with turn:
+            self.operations[root_pid] = operation
+            try:
+                yield
+            finally:
+                self.operations.pop(root_pid, None)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """For `ps`, by pid."""
+        result = []
+        links = self._agents.links()
+        for row in self._known():
+            notes = self.suspended.get(row.key) or self.frozen.get(row.key)
+            link = links.get(row.pid)
+            managed = notes.managed if notes else link is not None or discovery.agent_of(row.pid) is not None
+            operation = self.operations.get(row.root_pid, "")
+            gpu_bytes, uuids = (sum(handle.size for handle in notes.handles), notes.devices) if notes else (0, {})
+            if link is not None and not notes and not operation:
+                with contextlib.suppress(WoodfrogError):  # it ended, or it is busy: then the row says less
+                    answer = link.survey(timeout_s=2.0)
+                    gpu_bytes = answer.owned_bytes + answer.driver_owned_bytes
+                    uuids = {device.ordinal: device.uuid.hex() for device in answer.devices}
+            result.append(
+                {
+                    "pid": row.pid,
+                    "root_pid": row.root_pid,
+                    "name": row.name,
+                    "state": row.state,
+                    "managed": managed,
+                    "gpu_bytes": gpu_bytes,
+                    "devices": sorted(uuids),
+                    "command": " ".join(procfs.command_line(row.pid))[:400],
+                    "log": log_path_of(row.pid),
+                    "operation": operation,
+                }
+            )
+        return result
+
+    def forget_dead(self) -> list[Notes]:
+        """Suspended targets whose process has ended; they are out of the table now."""
+        dead = [key for key in list(self.suspended) if not Identity(*key).is_alive()]
+        return [self.suspended.pop(key) for key in dead]
+
+    def _known(self) -> list[Resolved]:
+        rows: dict[Key, Resolved] = {}
+        for state, table in ((TargetState.SUSPENDED, self.suspended), (TargetState.FROZEN, self.frozen)):
+            for key, notes in list(table.items()):
+                if Identity(*key).is_alive():
+                    rows[key] = Resolved(notes.name, notes.pid, notes.start_ticks, notes.root_pid, state)
+        for link in self._agents.links().values():
+            with contextlib.suppress(WoodfrogError):
+                identity = link.identity
+                self._add(rows, identity.pid, identity.start_ticks, link.hello.name)
+        for agent in discovery.managed_targets():
+            if self._agents.is_ours(agent.pid):
+                self._add(rows, agent.pid, agent.start_ticks, agent.name)
+        with self._lock:
+            names = dict(self._names)
+        for identity, name in names.items():
+            self._add(rows, identity.pid, identity.start_ticks, name)
+        return sorted(rows.values(), key=lambda row: row.pid)
+
+    def _add(self, rows: dict[Key, Resolved], pid: int, start_ticks: int, name: str) -> None:
+        key = (pid, start_ticks)
+        if key not in rows and Identity(pid, start_ticks).is_alive():
+            shown = name or self.name_of(Identity(pid, start_ticks)) or f"pid-{pid}"
+            rows[key] = Resolved(shown, pid, start_ticks, root_of(pid), TargetState.RUNNING)
+
+
+def root_of(pid: int) -> int:
+    """The root of the tree to dump: the leader of the process's session when it is among its ancestors, else itself.
+
+    `woodfrog run` starts every target as the leader of a session of its own, whether that is the program itself or a
+    shell script around it. Somebody's own shell is no part of the target: it has no WOODFROG_NAME.
+    """
+    stat = procfs.stat(pid)
+    if stat is None:
+        return pid
+    ancestor: procfs.Stat | None = stat
+    while ancestor is not None and ancestor.session_id == stat.session_id:
+        if ancestor.pid == stat.session_id:
+            return ancestor.pid if b"\0WOODFROG_NAME=" in _environment(ancestor.pid) else pid
+        ancestor = procfs.stat(ancestor.parent_pid)
+    return pid
+
+
+def _environment(pid: int) -> bytes:
+    try:
+        return b"\0" + Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return b""

@@ -1,0 +1,276 @@
+"""The verbs of daemon.sock: parameters checked, the target found and locked, the operation run, its result counted."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from woodfrog.daemon.node import Node
+from woodfrog.daemon.server import Call, Verb, optional, refuse_unknown, required
+from woodfrog.errors import NotFoundError, RefusedError, TargetState, UsageError, WoodfrogError
+from woodfrog.operations import room
+from woodfrog.operations.checkpoint import Checkpoint, CheckpointRequest
+from woodfrog.operations.manifest import version
+from woodfrog.operations.phases import Runner
+from woodfrog.operations.restore import Restore, RestoreRequest
+from woodfrog.operations.resume import Resume, ResumeRequest
+from woodfrog.operations.suspend import Suspend, SuspendRequest
+from woodfrog.target.identity import Identity, ProcessHandle
+
+log = logging.getLogger(__name__)
+
+MAX_TIMEOUT_S = 86_400.0
+
+
+class Operation(Protocol):
+    runner: Runner
+
+    def run(self) -> dict[str, Any]: ...
+
+
+class Verbs:
+    """One method a verb. `stop` is called once the daemon shall end."""
+
+    def __init__(self, node: Node, stop: Callable[[], None]) -> None:
+        self._node = node
+        self._stop = stop
+
+    def table(self) -> dict[str, Verb]:
+        return {
+            "ping": self.ping,
+            "ps": self.ps,
+            "checkpoint": self.checkpoint,
+            "restore": self.restore,
+            "suspend": self.suspend,
+            "resume": self.resume,
+            "wait": self.wait,
+            "arena": self.arena,
+            "doctor": self.doctor,
+            "metrics": self.metrics,
+            "stop": self.stop,
+        }
+
+    def ping(self, call: Call) -> dict[str, Any]:
+        """Who answers. Never waits."""
+        return {
+            "pid": os.getpid(),
+            "version": version(),
+            "runtime_directory": str(self._node.directory),
+            "ready": self._node.started,
+        }
+
+    def ps(self, call: Call) -> list[dict[str, Any]]:
+        _ = self._node.context  # targets that are being recovered are in the table only afterwards
+        self._drop_dead()
+        rows = self._node.targets.rows()
+        self._node.context.arenas.grow_in_background(sum(row["gpu_bytes"] for row in rows))
+        return rows
+
+    def checkpoint(self, call: Call) -> dict[str, Any]:
+        params = call.params
+        refuse_unknown(params, {"target", "stop", "cpu", "store", "name", "timeout_s"})
+        target = self._running(params, "checkpoint")
+        request = CheckpointRequest(
+            root_pid=target.root_pid,
+            stop=optional(params, "stop", bool, False),
+            cpu=optional(params, "cpu", bool, True),
+            store=_absolute(optional(params, "store", str, "")),
+            name=optional(params, "name", str, ""),
+            timeout_s=_timeout(params),
+        )
+        return self._run(
+            "checkpoint", target.root_pid, call, lambda: Checkpoint(self._node.context, request, call.emit)
+        )
+
+    def restore(self, call: Call) -> dict[str, Any]:
+        params = call.params
+        refuse_unknown(params, {"image", "store", "gpu_map", "mode", "verify"})
+        if optional(params, "mode", str, "eager") != "eager":
+            raise UsageError(f"there is no restore mode {params['mode']!r}", advice="this version has: eager")
+        context = self._node.context
+        image = required(params, "image", str)
+        store = _absolute(optional(params, "store", str, ""))
+        with context.store(store).open(image) as opened:
+            manifest = opened.manifest
+        request = RestoreRequest(
+            image=image,
+            store=store,
+            gpu_map=self._gpu_map(optional(params, "gpu_map", dict, {}), [one.uuid for one in manifest.devices]),
+            verify=optional(params, "verify", bool, False),
+        )
+        root_pid = manifest.cpu.root_pid if manifest.cpu else manifest.gpu_pid
+        result = self._run("restore", root_pid, call, lambda: Restore(context, request, call.emit))
+        with ProcessHandle(result["pid"]) as handle:
+            self._node.targets.remember_name(handle.identity, result["name"])
+        return result
+
+    def suspend(self, call: Call) -> dict[str, Any]:
+        refuse_unknown(call.params, {"target", "timeout_s", "level"})
+        if optional(call.params, "level", str, "cold") != "cold":
+            raise UsageError(f"there is no level {call.params['level']!r}", advice="this version has: cold")
+        target = self._running(call.params, "suspend")
+        request = SuspendRequest(target.root_pid, _timeout(call.params))
+        return self._run("suspend", target.root_pid, call, lambda: Suspend(self._node.context, request, call.emit))
+
+    def resume(self, call: Call) -> dict[str, Any]:
+        refuse_unknown(call.params, {"target"})
+        context = self._node.context
+        target = self._node.targets.resolve(_reference(call.params))
+        if target.key in self._node.targets.frozen:
+            return self._bring_back(target.key)
+        notes = self._node.targets.suspended.get(target.key)
+        if notes is None:
+            raise RefusedError(
+                f"{target.name} (process {target.pid}) is not suspended",
+                pid=target.pid,
+                target_state=TargetState.RUNNING,
+            )
+        request = ResumeRequest(notes)
+        return self._run("resume", target.root_pid, call, lambda: Resume(context, request, call.emit))
+
+    def wait(self, call: Call) -> dict[str, Any]:
+        """Wait for the end of a restored target, whose parent is this daemon; its exit status where it is known."""
+        pid = required(call.params, "pid", int)
+        with ProcessHandle(pid) as handle:
+            identity = handle.identity
+            handle.wait(MAX_TIMEOUT_S)
+        status = self._node.reaper.wait(identity, 1.0)
+        if status is None:
+            return {"pid": pid, "exit_code": None, "signal": None}
+        return {"pid": pid, "exit_code": status.exit_code, "signal": status.signal or None}
+
+    def arena(self, call: Call) -> dict[str, Any]:
+        arenas = self._node.context.arenas
+        return {
+            "size_bytes": arenas.size_bytes,
+            "free_bytes": arenas.free_bytes,
+            "prepared_bytes": arenas.prepared_bytes,
+            "host_available_bytes": room.host_available_bytes(),
+        }
+
+    def doctor(self, call: Call) -> dict[str, Any]:
+        """What only the daemon knows; the checks themselves are the command line's."""
+        devices = self._node.devices
+        return {
+            **self.ping(call),
+            "devices": [
+                {"ordinal": one.ordinal, "uuid": uuid, "name": one.name, "total_bytes": one.total_bytes}
+                for uuid, one in devices.all().items()
+            ],
+            "device_failure": devices.failure,
+            "arena": self.arena(call),
+            "suspended": [notes.name for notes in self._node.targets.suspended.values()],
+            "frozen": [notes.name for notes in self._node.targets.frozen.values()],
+        }
+
+    def metrics(self, call: Call) -> dict[str, Any]:
+        return self._node.metrics.snapshot()
+
+    def stop(self, call: Call) -> dict[str, Any]:
+        """End the daemon and its keeper; refused while anybody depends on them."""
+        _ = self._node.context
+        self._drop_dead()
+        self._node.require_idle()
+        self._node.let_go()
+        self._node.keeper.stop()
+        self._stop()
+        return {"stopped": True}
+
+    # ── shared ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _run(self, name: str, root_pid: int, call: Call, make: Callable[[], Operation]) -> dict[str, Any]:
+        with self._node.targets.one_at_a_time(root_pid, name):
+            operation = make()
+            call.cancellable(operation.runner.cancel)
+            outcome, size = "ok", 0
+            try:
+                result = operation.run()
+                size = result.get("bytes", 0)
+            except WoodfrogError as failure:
+                outcome = type(failure).__name__
+                self._note_frozen(operation, failure)
+                raise
+            finally:
+                self._node.metrics.record(name, outcome, operation.runner.times, size)
+        log.info("%s of process %d: %s", name, root_pid, {key: round(s, 4) for key, s in result["phases"].items()})
+        return result
+
+    def _note_frozen(self, operation: Operation, failure: WoodfrogError) -> None:
+        """A target that could not be brought back stays in the table, for `resume` to try again."""
+        target = getattr(operation, "frozen_target", None)
+        if failure.target_state == TargetState.FROZEN and target is not None:
+            self._node.targets.frozen[(target.notes.pid, target.notes.start_ticks)] = target.notes
+
+    def _bring_back(self, key: tuple[int, int]) -> dict[str, Any]:
+        notes = self._node.targets.frozen[key]
+        with self._node.targets.one_at_a_time(notes.root_pid, "resume"):
+            self._node.recovery.again(notes)
+        return {"name": notes.name, "pid": notes.pid, "state": TargetState.RUNNING, "phases": {}, "bytes": 0}
+
+    def _running(self, params: dict[str, Any], verb: str) -> Any:
+        _ = self._node.context
+        target = self._node.targets.resolve(_reference(params))
+        if target.state != TargetState.RUNNING:
+            raise RefusedError(
+                f"{target.name} (process {target.pid}) is {target.state}; {verb} needs it running",
+                advice=f"woodfrog resume {target.name}",
+                pid=target.pid,
+                target_state=target.state,
+            )
+        return target
+
+    def _drop_dead(self) -> None:
+        """Data of suspended targets that were killed is of no use to anybody."""
+        context = self._node.context
+        for key, notes in list(self._node.targets.suspended.items()):
+            if not Identity(*key).is_alive() and notes.root_pid not in self._node.targets.operations:
+                log.warning("suspended process %d (%s) has ended; its data is let go", notes.pid, notes.name)
+                Resume(context, ResumeRequest(notes)).discard()
+
+    def _gpu_map(self, given: dict[Any, Any], image_uuids: list[str]) -> dict[str, str]:
+        """UUIDs or ordinals, on both sides, as UUIDs of 32 hex digits."""
+        devices = self._node.devices
+        result = {}
+        for there, here in given.items():
+            old = image_uuids[int(there)] if _is_ordinal(there, len(image_uuids)) else _uuid(there)
+            new = devices.by_ordinal(int(here)) if str(here).isdigit() and len(str(here)) < 4 else _uuid(here)
+            result[old] = new
+        return result
+
+
+def _is_ordinal(value: Any, count: int) -> bool:
+    if not (str(value).isdigit() and len(str(value)) < 4):
+        return False
+    if int(value) >= count:
+        raise NotFoundError(f"the image has no GPU number {value}; it has {count}")
+    return True
+
+
+def _uuid(value: Any) -> str:
+    digits = str(value).removeprefix("GPU-").replace("-", "").lower()
+    if not re.fullmatch(r"[0-9a-f]{32}", digits):
+        raise UsageError(f"{value!r} is neither a GPU's number nor its UUID")
+    return digits
+
+
+def _reference(params: dict[str, Any]) -> int | str:
+    value = params.get("target")
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise UsageError("the parameter 'target' must be a pid or a name")
+    return value
+
+
+def _timeout(params: dict[str, Any]) -> float:
+    value = optional(params, "timeout_s", float, 30.0)
+    if not 0 < value <= MAX_TIMEOUT_S:
+        raise UsageError(f"a time-out of {value:g} s makes no sense", advice=f"0 < timeout ≤ {MAX_TIMEOUT_S:g}")
+    return float(value)
+
+
+def _absolute(path: str) -> str:
+    if path and not path.startswith("/"):
+        raise UsageError(f"the store {path!r} is not an absolute path")
+    return path

@@ -1,0 +1,1 @@
+"""What this machine has, and whether it suffices. Import the submodules."""

@@ -1,0 +1,84 @@
+"""What which driver can do about checkpoints: a table by driver branch, checked against the symbols that are there.
+
+The table is what NVIDIA documents for each branch; a driver newer than the table is judged by its symbols alone. Must
+never decide by a version what a symbol can tell.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache
+
+MINIMUM_BRANCH = 570
+
+
+@dataclass(frozen=True)
+class Feature:
+    """`branch`: the first driver branch that has it. `symbol`: what libcuda exports then, "" when nothing tells."""
+
+    name: str
+    branch: int
+    symbol: str
+    description: str
+
+
+TABLE: tuple[Feature, ...] = (
+    Feature("toggle", 550, "", "the cuda-checkpoint program can suspend and resume a process"),
+    Feature("actions", 555, "", "lock, checkpoint, restore and unlock as separate steps of that program"),
+    Feature("checkpoint_api", 570, "cuCheckpointProcessCheckpoint", "the same steps as driver calls"),
+    Feature(
+        "lock_timeout", 570, "cuCheckpointProcessLock", "a lock that gives up after a time and lets the target run on"
+    ),
+    Feature("gpu_remap", 580, "", "restore onto other GPUs of the same chip"),
+    Feature("arm", 595, "", "checkpoint on 64-bit Arm"),
+    Feature("legacy_ipc", 610, "", "legacy CUDA IPC between processes of one job"),
+    Feature("custom_storage", 615, "cuCheckpointOperationComplete", "the caller copies GPU memory itself"),
+)
+NEWEST_BRANCH = max(feature.branch for feature in TABLE)
+
+# The branch that a CUDA version came with (NVIDIA's CUDA release notes), for when NVML is not there to ask.
+_BRANCH_OF_CUDA = (((13, 4), 615), ((13, 0), 580), ((12, 8), 570), ((12, 5), 555), ((12, 4), 550))
+
+
+def branch_of_cuda(version: tuple[int, int]) -> int | None:
+    """The oldest driver branch that supports this CUDA version; None for one before checkpoints existed."""
+    return next((branch for cuda, branch in _BRANCH_OF_CUDA if version >= cuda), None)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    feature: Feature
+    available: bool
+    how: str  # "symbol", "branch" or "unknown"
+
+
+def judge(branch: int | None, exported: frozenset[str]) -> list[Verdict]:
+    """Each feature's verdict for a driver of this branch (None: unknown) that exports these symbols."""
+    verdicts = []
+    for feature in TABLE:
+        if feature.symbol:
+            verdicts.append(Verdict(feature, feature.symbol in exported, "symbol"))
+        elif branch is not None:
+            verdicts.append(Verdict(feature, branch >= feature.branch, "branch"))
+        else:
+            verdicts.append(Verdict(feature, False, "unknown"))
+    return verdicts
+
+
+@cache
+def exported_symbols() -> frozenset[str]:
+    """Which of the table's symbols this machine's libcuda has; empty without a driver."""
+    try:
+        libcuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return frozenset()
+    return frozenset(feature.symbol for feature in TABLE if feature.symbol and hasattr(libcuda, feature.symbol))
+
+
+def has(name: str, branch: int | None = None) -> bool:
+    """Whether this machine's driver has a feature of the table."""
+    for verdict in judge(branch, exported_symbols()):
+        if verdict.feature.name == name:
+            return verdict.available
+    raise KeyError(name)

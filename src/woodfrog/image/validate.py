@@ -1,0 +1,117 @@
+"""Checks a manifest's fields against each other (docs/format.md, "Checked against each other").
+
+Used on everything that is read and everything that is about to be written. It must never trust one field because
+another looks right, and never take more than linear time and memory (but for one sort) in the manifest's size.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+from woodfrog.errors import BadImageError
+from woodfrog.image.manifest import (
+    DIGEST_BYTES,
+    CpuState,
+    Feature,
+    Manifest,
+    chunk_count,
+)
+
+MAX_ADDRESS = 1 << 57  # five-level page tables: no user address is higher
+
+
+def validate(manifest: Manifest, flags: Feature) -> None:
+    """BadImageError with the first contradiction found; `flags` are the mandatory flags of the header."""
+    if flags != manifest.features:
+        raise _bad(f"its feature flags are {int(flags):#x} where its contents call for {int(manifest.features):#x}")
+    if manifest.chunk_bytes & (manifest.chunk_bytes - 1):
+        raise _bad(f"its chunk size {manifest.chunk_bytes} is not a power of two")
+    if manifest.parent is not None:
+        raise _bad("it adds to a parent image, which version 1 does not know")
+    if manifest.kind == "driver-only" and (manifest.data_files or manifest.handles or len(manifest.allocations)):
+        raise _bad("it is driver-only and yet lists GPU memory of its own")
+    _check_devices(manifest)
+    _check_data_files(manifest)
+    _check_handles(manifest)
+    _check_allocations(manifest)
+    _check_processes(manifest)
+    if manifest.cpu is not None:
+        _check_cpu(manifest.cpu, manifest.chunk_bytes)
+
+
+def _bad(what: str) -> BadImageError:
+    return BadImageError(
+        f"the image's manifest contradicts itself: {what}",
+        advice="use another image; this one was damaged or made by a faulty writer",
+    )
+
+
+def _check_devices(manifest: Manifest) -> None:
+    if len({device.uuid for device in manifest.devices}) != len(manifest.devices):
+        raise _bad("two of its GPUs have the same UUID")
+
+
+def _check_data_files(manifest: Manifest) -> None:
+    seen: set[int] = set()
+    for file in manifest.data_files:
+        if file.device >= len(manifest.devices) or file.device in seen or file.name != f"gpu-{file.device}.data":
+            raise _bad(f"data file {file.name} does not belong to exactly one of its GPUs")
+        seen.add(file.device)
+
+
+def _check_handles(manifest: Manifest) -> None:
+    end = [0] * len(manifest.data_files)
+    chunks = [0] * len(manifest.data_files)
+    ids: set[int] = set()
+    for handle in manifest.handles:
+        if handle.file >= len(end) or handle.size == 0 or handle.id in ids or handle.id >= 1 << 64:
+            raise _bad(f"handle {handle.id:#x} is a duplicate, empty, or in no data file")
+        ids.add(handle.id)
+        if handle.device != manifest.data_files[handle.file].device:
+            raise _bad(f"handle {handle.id:#x} is on another GPU than its data file")
+        if handle.offset != end[handle.file]:
+            raise _bad(f"handle {handle.id:#x} lies at {handle.offset} where {end[handle.file]} was expected")
+        end[handle.file] += handle.size
+        chunks[handle.file] += chunk_count(handle.size, manifest.chunk_bytes)
+    for file, size_bytes, count in zip(manifest.data_files, end, chunks, strict=True):
+        if size_bytes != file.size_bytes or size_bytes == 0:
+            raise _bad(f"{file.name} has {file.size_bytes} bytes and its handles {size_bytes}")
+        if len(file.digests) != count * DIGEST_BYTES:
+            raise _bad(f"{file.name} has {count} chunks and {len(file.digests) / DIGEST_BYTES:g} digests")
+
+
+def _check_allocations(manifest: Manifest) -> None:
+    try:
+        columns = manifest.allocations.columns()
+    except ValueError as error:
+        raise _bad(f"its allocation table is damaged ({error})") from error
+    handles = {handle.id: (handle.size, handle.device) for handle in manifest.handles}
+    ranges: list[tuple[int, int]] = []
+    for address, size, handle, offset, device, _ in zip(*columns, strict=True):
+        handle_size, handle_device = handles.get(handle, (0, -1))
+        if size == 0 or offset + size > handle_size or device != handle_device or address + size > MAX_ADDRESS:
+            raise _bad(f"the allocation at {address:#x} does not lie inside its handle")
+        ranges.append((address, size))
+    ranges.sort()
+    for (address, size), (following, _) in itertools.pairwise(ranges):
+        if address + size > following:
+            raise _bad(f"the allocations at {address:#x} and {following:#x} overlap")
+
+
+def _check_processes(manifest: Manifest) -> None:
+    pids = {process.pid for process in manifest.processes}
+    if len(pids) != len(manifest.processes):
+        raise _bad("two of its processes have the same pid")
+    if manifest.gpu_pid not in pids or (manifest.cpu is not None and manifest.cpu.root_pid not in pids):
+        raise _bad("its GPU process or its root process is not in its process tree")
+
+
+def _check_cpu(cpu: CpuState, chunk_bytes: int) -> None:
+    paths: set[str] = set()
+    for file in cpu.files:
+        parts = file.path.split("/")
+        if any(not part or part.startswith(".") or "\0" in part for part in parts) or file.path in paths:
+            raise _bad(f"the path {file.path!r} in cpu/ is not allowed or is there twice")
+        paths.add(file.path)
+        if len(file.digests) != chunk_count(file.size_bytes, chunk_bytes) * DIGEST_BYTES:
+            raise _bad(f"cpu/{file.path} has another number of digests than of chunks")

@@ -1,0 +1,1 @@
+"""Operations as lists of phases, one a file: checkpoint, restore, suspend, resume."""

@@ -1,0 +1,41 @@
+"""The list of every operation's phases, and with it of every fault point that tests can walk.
+
+The names follow DESIGN's phase table. An operation that gains a phase must be entered here: the tests compare this
+list with what a real run passes, in both directions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+CHECKPOINT = (
+    "survey",
+    "prepare",
+    "quiesce",
+    "handover",
+    "import",
+    "control",
+    "cpu",
+    "drain",
+    "return",
+    "write",
+    "commit",
+    "end",
+)
+RESTORE = ("survey", "prepare", "allocate", "refill", "cpu", "control", "return", "verify", "commit")
+SUSPEND = ("survey", "prepare", "quiesce", "handover", "import", "control", "drain", "commit", "end")
+RESUME = ("survey", "allocate", "refill", "control", "return", "commit", "end")
+
+PHASES: dict[str, tuple[str, ...]] = {
+    "checkpoint": CHECKPOINT,
+    "restore": RESTORE,
+    "suspend": SUSPEND,
+    "resume": RESUME,
+}
+
+
+def fault_points(operation: str) -> Iterator[str]:
+    """Every fault point of `operation`, in the order of its phases."""
+    for phase in PHASES[operation]:
+        yield f"{operation}.{phase}.before"
+        yield f"{operation}.{phase}.after"

@@ -1,0 +1,197 @@
+"""One target on its way into the frozen state and back.
+
+Each step in has its way back, and `bring_back` is the one way home from anywhere: it asks the process, the driver and
+the agent what state they are in rather than remembering it, so that undo, return and the recovery after a killed daemon
+are the same code. The order is ARCHITECTURE's ("Order within a checkpoint"), and must never be changed for speed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import cached_property
+
+from woodfrog.driver.process import DriverProcess, GpuPair, ProcessState
+from woodfrog.errors import TargetLostError, TargetState, TimeoutExceededError, WoodfrogError
+from woodfrog.operations.context import Context
+from woodfrog.operations.data import close_all
+from woodfrog.operations.notes import HandleNote, Notes, Record, target_key
+from woodfrog.target.identity import Identity
+from woodfrog.target.link import AgentLink
+from woodfrog.target.memory import Mapping
+from woodfrog.target.process import ProcessTree
+
+AGENT_TIMEOUT_S = 30.0  # an agent answers within milliseconds; a machine that swaps takes longer
+SETTLE_TIMEOUT_S = 120.0  # a checkpoint or restore of the driver's own: 16 s measured at 16 GiB
+SETTLE_INTERVAL_S = 0.05
+LOCK_TIMEOUT_S = 30.0  # of a quiesced target: nothing is in flight
+
+
+class FrozenTarget:
+    """The target that `notes` describe. Owns the exported descriptors until `close`.
+
+    `notes` are written to the keeper before the first step that the target cannot take back by itself.
+    """
+
+    def __init__(self, context: Context, notes: Notes) -> None:
+        self.context = context
+        self.notes = notes
+        self.record = Record(context.keeper, target_key(notes.pid, notes.start_ticks))
+        self.fds: list[int] = []
+        self.mappings: list[Mapping] = []
+        self.quiesced_at: float = 0.0  # monotonic; when the target began to wait
+        self.resumed_at: float = 0.0
+
+    @cached_property
+    def driver(self) -> DriverProcess:
+        """The driver's view of the process; NotFoundError once that has ended."""
+        return DriverProcess(self.notes.pid)
+
+    # ── the way in ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def quiesce(self, timeout_s: float) -> None:
+        """The target's work comes to rest: by its gate, or by the driver's lock when it has none of ours."""
+        self.check_alive()
+        self.quiesced_at = time.monotonic()
+        if self.notes.managed:
+            self.link().quiesce(self.notes.operation_id, timeout_s)
+        else:
+            self.record.keep(self.notes, [])
+            self.driver.lock(timeout_s)
+
+    def export(self) -> None:
+        """The target passes a descriptor for each allocation, and the keeper has them when this returns."""
+        with self.link().export_memory() as exported:
+            self.mappings = exported.mappings
+            self.notes.handles = [
+                HandleNote(handle.handle, handle.size_bytes, handle.device, handle.kind) for handle in exported.handles
+            ]
+            self.fds = exported.fds.take()
+        self.record.keep(self.notes, self.fds)
+
+    def release(self) -> None:
+        """The target unmaps and lets go. Only after `export`."""
+        self.link().release_memory()
+
+    def detach(self) -> None:
+        """The agent closes its connection: CRIU must find no descriptor of ours."""
+        if self.notes.managed:
+            self.context.agents.detach(self.notes.pid)
+
+    def checkpoint_driver(self) -> None:
+        """The driver's part of the state moves into the process's own memory."""
+        self.check_alive()
+        if self.notes.managed:
+            self.driver.lock(LOCK_TIMEOUT_S)
+        self.driver.checkpoint()
+
+    # ── the way back ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def bring_back(self) -> None:
+        """From wherever the target is to running, and out of the keeper. Safe to repeat; TargetLostError if dead."""
+        if not self.alive:
+            self.record.drop()  # nobody needs that memory any more
+        self.check_alive()
+        self.continue_stopped()
+        self.restore_driver()
+        self.return_and_resume()
+        self.record.drop()
+
+    def continue_stopped(self) -> None:
+        """Processes that a dump left stopped run again."""
+        if self.notes.stop:
+            with ProcessTree(self.notes.root_pid) as tree:
+                tree.resume()
+
+    def restore_driver(self) -> None:
+        """The driver's state back on the GPU and unlocked, from whichever of its states it is in."""
+        state = self.settled_state()
+        # What a call that succeeded has led to need not be asked again: the target is waiting.
+        if state is ProcessState.CHECKPOINTED:
+            self.driver.restore(gpu_pairs(self.notes))
+            state = ProcessState.LOCKED
+        if state is ProcessState.LOCKED:
+            self.driver.unlock()
+            state = ProcessState.RUNNING
+        if state is not ProcessState.RUNNING:
+            raise WoodfrogError(
+                f"the driver says process {self.notes.pid} is {state.name.lower()} where it should be running",
+                advice="the driver knows no way back from there; end the process and restore an image",
+                pid=self.notes.pid,
+                target_state=TargetState.FROZEN,
+            )
+
+    def settled_state(self) -> ProcessState:
+        """The driver's state, once it is not in the middle of something that a daemon since dead had asked for."""
+        deadline = time.monotonic() + SETTLE_TIMEOUT_S
+        while (state := self.driver.state()) in (ProcessState.CHECKPOINTING, ProcessState.RESTORING):
+            if time.monotonic() > deadline:
+                raise TimeoutExceededError(
+                    f"the driver is still {state.name.lower()} process {self.notes.pid} after {SETTLE_TIMEOUT_S:g} s",
+                    advice="its memory is safe with the keeper; `woodfrog resume` tries again",
+                    pid=self.notes.pid,
+                    target_state=TargetState.FROZEN,
+                )
+            time.sleep(SETTLE_INTERVAL_S)  # the driver tells nobody when it is done
+        return state
+
+    def return_memory(self) -> AgentLink | None:
+        """The same physical memory back at the same addresses; the gate is still closed. None when not managed."""
+        if not self.notes.managed:
+            return None
+        link = self.link()
+        if link.state in ("released", "returned"):
+            link.return_memory([handle.to_handle() for handle in self.notes.handles], self.fds)
+        return link
+
+    def return_and_resume(self) -> None:
+        """Memory back, gate open."""
+        link = self.return_memory()
+        if link is not None and link.state != "running":
+            link.resume()
+        self.resumed_at = time.monotonic()
+
+    # ── the rest ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def link(self) -> AgentLink:
+        """The agent's connection; it is woken when it sleeps."""
+        return self.context.agents.ensure(self.notes.pid, AGENT_TIMEOUT_S)
+
+    @property
+    def stall_s(self) -> float:
+        """How long the target waited, from its quiesce until it ran again (or until now)."""
+        if not self.quiesced_at:
+            return 0.0
+        return (self.resumed_at or time.monotonic()) - self.quiesced_at
+
+    @property
+    def alive(self) -> bool:
+        return Identity(self.notes.pid, self.notes.start_ticks).is_alive()
+
+    def check_alive(self) -> None:
+        """TargetLostError when the process is gone or its number belongs to another one now."""
+        if not self.alive:
+            raise TargetLostError(
+                f"process {self.notes.pid} ended in the middle of the operation",
+                pid=self.notes.pid,
+                target_state=TargetState.GONE,
+                advice="see the target's log; restore an earlier image",
+            )
+
+    def state_after(self, undo_failures: Sequence[WoodfrogError]) -> str:
+        """What to tell about the target after an undo."""
+        if not self.alive:
+            return TargetState.GONE
+        return TargetState.FROZEN if undo_failures else TargetState.RUNNING
+
+    def close(self) -> None:
+        """Close the descriptors that this process holds; the keeper's stay."""
+        fds, self.fds = self.fds, []
+        close_all(fds)
+
+
+def gpu_pairs(notes: Notes) -> list[GpuPair]:
+    """The GPUs to restore onto, for the driver: empty when every GPU is the one it was."""
+    if all(old == new for old, new in notes.gpu_pairs):
+        return []
+    return [GpuPair(bytes.fromhex(old), bytes.fromhex(new)) for old, new in notes.gpu_pairs]

@@ -1,0 +1,182 @@
+"""The daemon's notes: what a daemon that starts must know about a target that its predecessor had in hand.
+
+Notes lie in a memfd that the keeper holds as descriptor 0 of a record; the descriptors after it are GPU memory (key
+`target:…`) or an arena (key `suspend:…`). They describe; what they describe is always checked against the process, the
+driver and the store, and they must never be trusted where one of those can be asked.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from woodfrog.errors import NoDaemonError, NotFoundError, WoodfrogError
+from woodfrog.target.memory import Handle
+
+log = logging.getLogger(__name__)
+
+NOTES_VERSION = 1
+# Notes of a million handles are about 40 MB; anything above is not ours.
+MAX_NOTES_BYTES = 256 << 20
+
+
+class HandleNote(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One physical allocation of the target: wire.h's `handle` entry."""
+
+    handle: int
+    size: int
+    device: int
+    kind: str  # by name, as wire.h has them
+
+    def to_handle(self) -> Handle:
+        return Handle(self.handle, self.size, self.device, self.kind)
+
+
+class ExtentNote(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Where data of one device lies: [offset, offset+size) of the arena of NUMA node `node`."""
+
+    device: int  # the target's ordinal; a device's extents follow each other in the order of its data
+    node: int
+    offset: int
+    size: int
+
+
+class Notes(msgspec.Struct, kw_only=True):
+    """Everything about one target that is frozen, suspended, or in the middle of an operation."""
+
+    version: int = NOTES_VERSION
+    operation: str
+    operation_id: int
+    name: str
+    pid: int  # the process that uses the GPU
+    start_ticks: int
+    root_pid: int  # the root of the tree that CRIU dumps
+    managed: bool  # has our interposer; else the driver keeps its memory
+    user: int = -1  # whose data it is
+    stop: bool = False
+    store: str = ""
+    directory: str = ""  # where an image is being written; CRIU's command line names it
+    image: str = ""  # of a restore: the image it comes from
+    begun_ticks: int = 0  # clock ticks since boot when the operation began
+    tree: list[int] = []
+    commands: list[str] = []  # of a restore: the command lines of `tree`
+    devices: dict[int, str] = {}  # the target's device ordinal -> UUID, 32 hex digits
+    gpu_pairs: list[tuple[str, str]] = []  # restore: UUIDs in the image -> UUIDs here
+    handles: list[HandleNote] = []
+    extents: list[ExtentNote] = []
+    driver_bytes: int = 0  # what the driver will want on the GPU besides the handles
+    simulated: bool = False
+    created_unix_s: float = 0.0
+    command: str = ""
+    log_path: str = ""
+
+
+class Keeper(Protocol):
+    """The part of the keeper's client that operations use. The caller keeps the descriptors it passes in."""
+
+    def append(self, key: str, fds: Sequence[int]) -> int: ...
+    def replace(self, key: str, index: int, fd: int) -> Any: ...
+    def drop(self, key: str) -> Any: ...
+
+
+def target_key(pid: int, start_ticks: int) -> str:
+    """The record of a target in the middle of an operation."""
+    return f"target:{pid}:{start_ticks}"
+
+
+def suspend_key(pid: int, start_ticks: int) -> str:
+    """The record of a suspended target."""
+    return f"suspend:{pid}:{start_ticks}"
+
+
+def restore_key(pid: int, operation_id: int) -> str:
+    """The record of a restore in progress."""
+    return f"restore:{pid}:{operation_id}"
+
+
+def boot_ticks() -> int:
+    """Clock ticks since boot, the unit of a process's start time in /proc."""
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
+
+
+def write_notes(notes: Notes) -> int:
+    """A new memfd with `notes`; the caller owns the descriptor."""
+    fd = os.memfd_create("woodfrog-notes", os.MFD_CLOEXEC)
+    try:
+        data = memoryview(msgspec.json.encode(notes))
+        while data:
+            data = data[os.write(fd, data) :]
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def read_notes(fd: int) -> Notes:
+    """The notes in a memfd; WoodfrogError when they cannot be understood (another version wrote them)."""
+    size = os.fstat(fd).st_size
+    if size > MAX_NOTES_BYTES:
+        raise WoodfrogError(f"notes of {size} bytes are not ours")
+    data = os.pread(fd, size, 0)
+    try:
+        notes = msgspec.json.decode(data, type=Notes)
+    except msgspec.MsgspecError as failure:
+        raise WoodfrogError(f"notes in the keeper cannot be read: {failure}") from failure
+    if notes.version != NOTES_VERSION:
+        raise WoodfrogError(
+            f"notes in the keeper have version {notes.version}, this woodfrog knows {NOTES_VERSION}",
+            advice="resume or stop the target with the version that froze it",
+        )
+    return notes
+
+
+class Record:
+    """One record in the keeper: made by the first `keep`, rewritten by `update`, gone after `drop`. Thread-safe."""
+
+    def __init__(self, keeper: Keeper, key: str, *, exists: bool = False) -> None:
+        self.key = key
+        self._keeper = keeper
+        self._exists = exists
+        self._lock = threading.Lock()
+
+    @property
+    def exists(self) -> bool:
+        return self._exists
+
+    def keep(self, notes: Notes, fds: Sequence[int]) -> None:
+        """Hand notes and descriptors to the keeper; on return they survive this process. All or nothing."""
+        with self._lock:
+            notes_fd = write_notes(notes)
+            try:
+                self._exists = True  # from the first packet on there may be something to drop
+                self._keeper.append(self.key, [notes_fd, *fds])
+            finally:
+                os.close(notes_fd)
+
+    def update(self, notes: Notes) -> None:
+        """Replace the notes in one step."""
+        with self._lock:
+            notes_fd = write_notes(notes)
+            try:
+                self._keeper.replace(self.key, 0, notes_fd)
+            finally:
+                os.close(notes_fd)
+
+    def drop(self) -> None:
+        """Let the keeper forget the record; nothing happens when there is none."""
+        with self._lock:
+            if self._exists:
+                try:
+                    self._keeper.drop(self.key)
+                except NotFoundError:
+                    log.debug("%s was not there: keeping it had failed at once", self.key)
+                except NoDaemonError:
+                    # Dead keepers hold nothing; the target is right all the same.
+                    log.exception("the keeper is gone, and %s with it", self.key)
+                self._exists = False

@@ -1,0 +1,288 @@
+"""Phases with undo, and the runner that takes an operation through them.
+
+A phase is a name, what it does, and what takes it back. The runner goes through phases in order, times them, reports
+them, and passes the fault points `<operation>.<phase>.before` and `.after`. Until a phase marked `commits` has ended,
+every failure, time-out or cancellation runs the undo of each begun phase, last one first, and then raises. It knows
+nothing of GPUs or processes, and must never leave a thread behind or swallow a failure.
+
+An undo is called for every phase that *began*, finished or not, so it must look at what is there rather than assume it.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from woodfrog.errors import NoSpaceError, TargetState, TimeoutExceededError, WoodfrogError
+from woodfrog.faults import fault_point
+
+log = logging.getLogger(__name__)
+
+Event = dict[str, Any]
+Emit = Callable[[Event], None]
+
+PROGRESS_INTERVAL_S = 0.1  # ten events a second move a progress bar smoothly and cost nothing
+
+
+class CancelledOperationError(WoodfrogError):
+    """Somebody asked for the operation to end before its commit point."""
+
+
+class ProgressLike(Protocol):
+    """What the native transfer calls count their bytes in."""
+
+    @property
+    def bytes_done(self) -> int: ...
+
+    @property
+    def bytes_total(self) -> int: ...
+
+    def cancel(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One step. `limit_s` bounds it: when it passes, `fault_point` and cancellable copies inside it are cancelled."""
+
+    name: str
+    do: Callable[[], None]
+    undo: Callable[[], None] | None = None
+    limit_s: float | None = None
+    commits: bool = False
+
+
+@dataclass(frozen=True)
+class Beside:
+    """`background` phases, in order, on a thread of their own beside the `foreground` phases; then both are joined."""
+
+    background: Sequence[Phase]
+    foreground: Sequence[Phase]
+
+
+Step = Phase | Beside
+
+
+@dataclass
+class _Running:
+    phase: Phase
+    cancel: threading.Event = field(default_factory=threading.Event)
+    progress: list[ProgressLike] = field(default_factory=list)
+    expired: bool = False
+
+
+class Runner:
+    """Runs one operation's phases. Use once. `times` holds the seconds of every phase that ended, by name."""
+
+    def __init__(self, operation: str, emit: Emit | None = None) -> None:
+        self.operation = operation
+        self.times: dict[str, float] = {}
+        self.committed = False
+        self.undo_failures: list[WoodfrogError] = []
+        self._emit = emit or (lambda event: None)
+        self._lock = threading.Lock()
+        self._begun: list[Phase] = []
+        self._running: list[_Running] = []
+        self._cancelled: str | None = None
+
+    def run(self, steps: Sequence[Step]) -> None:
+        """Do all steps. On failure before the commit point: undo what began, then raise that failure.
+
+        After the commit point there is no way but forward: the failure is raised, and finishing is the operation's.
+        """
+        try:
+            for step in steps:
+                if isinstance(step, Beside):
+                    self._run_beside(step)
+                else:
+                    self._run_phase(step)
+        except WoodfrogError:
+            if not self.committed:
+                self.undo()
+            raise
+
+    def cancel(self, reason: str) -> bool:
+        """Ask the operation to stop and take everything back; False when it is already past its commit point."""
+        with self._lock:
+            if self.committed:
+                return False
+            self._cancelled = reason
+            running = list(self._running)
+        for one in running:
+            _interrupt(one)
+        return True
+
+    def undo(self) -> None:
+        """Run the undo of every begun phase, last first. Failures are kept in `undo_failures`, and the rest goes on."""
+        with self._lock:
+            begun, self._begun = self._begun, []
+        for phase in reversed(begun):
+            if phase.undo is None:
+                continue
+            self._emit({"event": "undo", "phase": phase.name})
+            try:
+                phase.undo()
+            except Exception as failure:
+                log.exception("%s: undo of %s failed", self.operation, phase.name)
+                self.undo_failures.append(as_woodfrog_error(failure, f"{self.operation}.{phase.name}.undo"))
+
+    @contextmanager
+    def counting(self, phase: str, progress: ProgressLike) -> Iterator[None]:
+        """Report `progress` as events of `phase`, and let cancellation reach it, while the body runs."""
+        with self._lock:
+            mine = next((one for one in self._running if one.phase.name == phase), None)
+            if mine is not None:
+                mine.progress.append(progress)
+            cancelled = self._cancelled is not None or (mine is not None and mine.cancel.is_set())
+        if cancelled:
+            progress.cancel()
+        done = threading.Event()
+        begun = time.monotonic()
+
+        def report() -> None:
+            self._emit(
+                {
+                    "event": "progress",
+                    "phase": phase,
+                    "bytes_done": progress.bytes_done,
+                    "bytes_total": progress.bytes_total,
+                    "seconds": time.monotonic() - begun,
+                }
+            )
+
+        def tick() -> None:
+            while not done.wait(PROGRESS_INTERVAL_S):
+                report()
+
+        ticker = threading.Thread(target=tick, name=f"progress-{phase}", daemon=True)
+        ticker.start()
+        try:
+            yield
+        finally:
+            done.set()
+            ticker.join()
+            report()
+
+    def _run_phase(self, phase: Phase) -> None:
+        running = _Running(phase)
+        with self._lock:
+            if self._cancelled is not None and not self.committed:
+                raise CancelledOperationError(f"{self.operation} was cancelled: {self._cancelled}", phase=phase.name)
+            self._begun.append(phase)
+            self._running.append(running)
+        timer = self._start_timer(running)
+        self._emit({"event": "begin", "phase": phase.name})
+        begun = time.monotonic()
+        failure: WoodfrogError | None = None
+        try:
+            fault_point(f"{self.operation}.{phase.name}.before", running.cancel)
+            phase.do()
+            if phase.commits:
+                with self._lock:
+                    self.committed = True
+            fault_point(f"{self.operation}.{phase.name}.after", running.cancel)
+        except Exception as raised:
+            failure = as_woodfrog_error(raised, phase.name)
+            failure = self._blame_the_clock(failure, running)
+            raise failure from raised
+        finally:
+            if timer is not None:
+                timer.cancel()
+                timer.join()
+            seconds = time.monotonic() - begun
+            with self._lock:
+                self._running.remove(running)
+                self.times[phase.name] = self.times.get(phase.name, 0.0) + seconds
+            self._emit({"event": "end", "phase": phase.name, "seconds": seconds, "ok": failure is None})
+
+    def _run_beside(self, step: Beside) -> None:
+        failures: list[WoodfrogError] = []
+
+        def background() -> None:
+            try:
+                for phase in step.background:
+                    self._run_phase(phase)
+            except WoodfrogError as failure:
+                failures.append(failure)
+
+        thread = threading.Thread(target=background, name=f"{self.operation}-background", daemon=True)
+        thread.start()
+        try:
+            for phase in step.foreground:
+                if failures:
+                    break
+                self._run_phase(phase)
+        except WoodfrogError:
+            # Without this the failure would wait for a copy of many gigabytes that nobody wants any more.
+            self._interrupt_all({phase.name for phase in step.background})
+            raise
+        finally:
+            thread.join()
+        if failures:
+            raise failures[0]
+
+    def _start_timer(self, running: _Running) -> threading.Timer | None:
+        if running.phase.limit_s is None:
+            return None
+
+        def expire() -> None:
+            running.expired = True
+            _interrupt(running)
+
+        timer = threading.Timer(running.phase.limit_s, expire)
+        timer.daemon = True
+        timer.start()
+        return timer
+
+    def _interrupt_all(self, names: set[str]) -> None:
+        with self._lock:
+            running = [one for one in self._running if one.phase.name in names]
+        for one in running:
+            _interrupt(one)
+
+    def _blame_the_clock(self, failure: WoodfrogError, running: _Running) -> WoodfrogError:
+        if not running.expired or isinstance(failure, TimeoutExceededError):
+            return failure
+        return TimeoutExceededError(
+            f"the phase {running.phase.name} took longer than {running.phase.limit_s:g} s: {failure.reason}",
+            phase=running.phase.name,
+        )
+
+
+def _interrupt(running: _Running) -> None:
+    running.cancel.set()
+    for progress in list(running.progress):
+        progress.cancel()
+
+
+def as_woodfrog_error(failure: BaseException, phase: str) -> WoodfrogError:
+    """`failure` as one of ours, with its phase filled in; anything unforeseen keeps its type's name in the sentence."""
+    if isinstance(failure, WoodfrogError):
+        failure.phase = failure.phase or phase
+        return failure
+    if isinstance(failure, OSError) and failure.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = f" ({failure.filename})" if failure.filename else ""
+        return NoSpaceError(
+            f"no space left on the device{where}", advice="free space there or choose another store", phase=phase
+        )
+    code = getattr(failure, "code", None)
+    if code == -errno.ENOSPC or code == -errno.EDQUOT:
+        return NoSpaceError(
+            f"no space left on the device: {failure}", advice="free space there or choose another store", phase=phase
+        )
+    if type(failure).__name__ == "CancelledError":  # of woodfrog._native.transfer, which need not be importable here
+        return CancelledOperationError(f"{phase} was cancelled", phase=phase)
+    if isinstance(failure, MemoryError):
+        return NoSpaceError(f"host memory does not suffice: {failure}", phase=phase)
+    log.error("unforeseen failure in phase %s", phase, exc_info=failure)
+    return WoodfrogError(
+        f"{type(failure).__name__}: {failure}",
+        phase=phase,
+        target_state=TargetState.NONE,
+        advice="see daemon.log in the runtime directory",
+    )

@@ -1,0 +1,397 @@
+"""`restore`: a new process from an image, on the same GPU or another.
+
+The data goes straight to HBM beside CRIU's and the driver's restore; the restored target then maps ready memory. Until
+it runs, everything can be taken back by ending it: the image stays. Must never start CRIU before it is known that the
+process numbers are free and that the GPU has room.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import shutil
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from woodfrog.cpu import criu as criu_module
+from woodfrog.cpu import images as criu_images
+from woodfrog.errors import BadImageError, RefusedError, TargetState, WoodfrogError
+from woodfrog.image import compatibility
+from woodfrog.image.image import Image
+from woodfrog.operations import machine, room
+from woodfrog.operations.checkpoint import end_tree, take_ring
+from woodfrog.operations.context import Context
+from woodfrog.operations.data import GpuData
+from woodfrog.operations.frozen import FrozenTarget
+from woodfrog.operations.limits import PhaseLimits
+from woodfrog.operations.manifest import SHELL_JOB, kind_name
+from woodfrog.operations.notes import HandleNote, Notes, Record, boot_ticks, restore_key
+from woodfrog.operations.phases import Beside, Emit, Phase, Runner, Step
+from woodfrog.operations.space import Space
+from woodfrog.target import limits as target_limits
+from woodfrog.target import procfs
+
+if TYPE_CHECKING:
+    from woodfrog.cpu.criu import Criu
+    from woodfrog.image.manifest import Manifest
+
+log = logging.getLogger(__name__)
+
+# How long whoever started a target may take to notice that it ended: a container's init may look only once a second.
+REAP_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True)
+class RestoreRequest:
+    """What was asked for. `gpu_map`: UUIDs in the image → UUIDs here, 32 hex digits."""
+
+    image: str
+    store: str = ""
+    gpu_map: dict[str, str] = field(default_factory=dict)
+    verify: bool = False
+
+
+@dataclass(frozen=True)
+class RestorePlan:
+    """What the survey decided; can be printed."""
+
+    image: str
+    pid: int
+    gpu_map: dict[str, str]
+    gpu_bytes: int
+    cpu_bytes: int
+    warnings: list[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "image": self.image,
+            "pid": self.pid,
+            "gpu_map": self.gpu_map,
+            "gpu_bytes": self.gpu_bytes,
+            "cpu_bytes": self.cpu_bytes,
+            "warnings": self.warnings,
+        }
+
+
+class Restore:
+    """One restore; use once."""
+
+    def __init__(self, context: Context, request: RestoreRequest, emit: Emit | None = None) -> None:
+        self._context = context
+        self._request = request
+        self.runner = Runner("restore", emit)
+        self._limits = PhaseLimits()
+        self._image: Image | None = None
+        self._criu: Criu | None = None
+        self._plan: RestorePlan | None = None
+        self._notes: Notes | None = None
+        self._record: Record | None = None
+        self._frozen: FrozenTarget | None = None
+        self._data: GpuData | None = None
+        self._rings: list[Space] = []
+        self._fds: list[int] = []
+        self._work: Path | None = None
+        self._restored = False  # the tree is there
+
+    def run(self) -> dict[str, Any]:
+        """Do it; the result as `daemon.sock` carries it. Raises a WoodfrogError; then nothing of the target is left."""
+        try:
+            self.runner.run(self._steps())
+        except WoodfrogError as failure:
+            raise self._settle(failure) from failure
+        finally:
+            self._release()
+        return self._result()
+
+    def _steps(self) -> list[Step]:
+        limits = self._limits
+        allocate = Phase("allocate", self._allocate, self._release_data, limit_s=limits.short_s)
+        refill = Phase("refill", self._refill, limit_s=limits.long_s)
+        cpu = Phase("cpu", self._cpu, self._end_tree, limit_s=limits.long_s)
+        control = Phase("control", self._control, limit_s=limits.driver_s)
+        verify = [Phase("verify", self._verify, limit_s=limits.long_s)] if self._request.verify else []
+        return [
+            Phase("survey", self._survey, limit_s=limits.short_s),
+            Phase("prepare", self._prepare, limit_s=limits.long_s),
+            Beside([allocate, refill], [cpu, control]),
+            Phase("return", self._return, limit_s=limits.short_s),
+            *verify,
+            Phase("commit", self._commit, limit_s=limits.short_s, commits=True),
+        ]
+
+    # ── phases ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _survey(self) -> None:
+        context, request = self._context, self._request
+        self._criu = context.criu()
+        self._image = image = context.store(request.store).open(request.image)
+        manifest = image.manifest
+        findings = compatibility.judge(manifest, machine.facts(context, self._criu), request.gpu_map)
+        compatibility.require(findings, image.reference)
+        self._refuse_other_runtime_directory(manifest)
+        chosen = compatibility.map_gpus(manifest, machine.gpus(context), request.gpu_map)
+        pairs = [(old, gpu.uuid) for old, gpu in chosen.items() if gpu is not None]
+        tasks = criu_images.tasks(image.cpu_directory)
+        await_reaping([task.pid for task in tasks])
+        criu_module.refuse_taken_numbers(tasks)
+        self._plan = RestorePlan(
+            image=image.reference,
+            pid=manifest.gpu_pid,
+            gpu_map=dict(pairs),
+            gpu_bytes=manifest.gpu_bytes,
+            cpu_bytes=manifest.cpu_bytes,
+            warnings=[finding.reason for finding in findings],
+        )
+        self._notes = self._make_notes(manifest, pairs)
+        self._data = GpuData(context.devices, self._notes.handles, self._notes.devices)
+        self._require_room(manifest)
+
+    def _prepare(self) -> None:
+        """A ring for each data file to stream through."""
+        assert self._data is not None
+        assert self._notes is not None
+        for file in self._data.files:
+            self._rings.append(take_ring(self._context.arenas, file.size_bytes, self._notes.user))
+
+    def _refuse_other_runtime_directory(self, manifest: Manifest) -> None:
+        """A restored agent looks for the daemon where it was told to when it was started."""
+        there, here = manifest.notes.get("runtime_directory", ""), str(self._context.runtime_directory)
+        if manifest.kind == "managed" and there and there != here:
+            raise RefusedError(
+                f"the target was started under a daemon whose runtime directory is {there}, this one's is {here}",
+                advice=f"start the daemon with WOODFROG_RUNTIME_DIR={there} and restore there",
+            )
+
+    def _make_notes(self, manifest: Manifest, pairs: list[tuple[str, str]]) -> Notes:
+        assert manifest.cpu is not None
+        here = dict(pairs)
+        directory = self._context.runtime_directory / f"restore-{manifest.operation}-{os.getpid()}"
+        return Notes(
+            operation="restore",
+            operation_id=manifest.operation,
+            name=manifest.target_name or manifest.name,
+            pid=manifest.gpu_pid,
+            start_ticks=0,  # known once CRIU is done
+            root_pid=manifest.cpu.root_pid,
+            managed=manifest.kind == "managed",
+            user=manifest.environment.uid,
+            store=self._request.store,
+            directory=str(directory),
+            image=self._image.reference if self._image else "",
+            begun_ticks=boot_ticks(),
+            tree=[process.pid for process in manifest.processes],
+            commands=[" ".join(process.command_line) for process in manifest.processes],
+            devices={device.ordinal: here[device.uuid] for device in manifest.devices},
+            gpu_pairs=all_gpu_pairs(pairs, _visible_gpus(manifest), list(self._context.devices.all())),
+            handles=[
+                HandleNote(handle.id, handle.size, manifest.devices[handle.device].ordinal, kind_name(handle.kind))
+                for handle in manifest.handles
+            ],
+            log_path=manifest.environment.log_path,
+        )
+
+    def _require_room(self, manifest: Manifest) -> None:
+        assert self._data is not None
+        assert self._plan is not None
+        assert self._notes is not None
+        target_limits.require_open_files(2 * len(manifest.handles))
+        room.require_host(manifest.cpu_bytes, "the restored process", manifest.gpu_pid)
+        simulated = manifest.driver.simulated
+        needed = {uuid: room.gpu_control_state_bytes(simulated) for uuid in self._plan.gpu_map.values()}
+        for file in self._data.files:
+            needed[self._notes.devices[file.device]] += file.size_bytes
+        for uuid, size in needed.items():
+            room.require_gpu(self._context.devices.by_uuid(uuid), size, "the restored target")
+
+    def _allocate(self) -> None:
+        assert self._data is not None
+        self._data.create_all()
+
+    def _refill(self) -> None:
+        assert self._data is not None
+        assert self._image is not None
+        data, image = self._data, self._image
+        if data.files:
+            self._fds = [image.open_data(file.name) for file in data.files]
+            progress = data.new_progress()
+            with self.runner.counting("refill", progress):
+                data.read(self._context.arenas, self._rings, self._fds, self._stored_digests(), progress)
+
+    def _cpu(self) -> None:
+        assert self._criu is not None
+        assert self._image is not None
+        assert self._notes is not None
+        notes = self._notes
+        self._record = Record(self._context.keeper, restore_key(notes.pid, notes.operation_id))
+        self._record.keep(notes, [])
+        self._work = Path(notes.directory)
+        self._work.mkdir(mode=0o700, exist_ok=True)
+        manifest = self._image.manifest
+        assert manifest.cpu is not None
+        self._criu.restore(
+            self._image.cpu_directory,
+            log_directory=self._work,
+            timeout_s=self._limits.long_s,
+            shell_job=SHELL_JOB in manifest.cpu.options,
+        )
+        self._restored = True
+        self._context.reaper.adopt(notes.tree)
+        stat = procfs.stat(notes.pid)
+        if stat is None:
+            raise BadImageError(f"CRIU restored the tree without process {notes.pid}, which uses the GPU")
+        notes.start_ticks = stat.start_ticks
+        self._frozen = FrozenTarget(self._context, notes)
+
+    def _control(self) -> None:
+        self._target.restore_driver()
+
+    def _return(self) -> None:
+        assert self._data is not None
+        target = self._target
+        if target.notes.managed:
+            target.fds = self._data.export_all()
+            target.return_memory()
+
+    def _verify(self) -> None:
+        """What the target is about to run on, hashed again in HBM and compared with the manifest."""
+        assert self._data is not None
+        data = self._data
+        if not data.files:
+            return
+        progress = data.new_progress()
+        with self.runner.counting("verify", progress):
+            found = data.digests(self._context.arenas, self._rings, progress)
+        if found != self._stored_digests():
+            raise BadImageError(
+                "what arrived in GPU memory is not what the image holds",
+                advice="`woodfrog verify` the image; if it is whole, this machine's memory or bus is at fault",
+            )
+
+    def _commit(self) -> None:
+        self._target.return_and_resume()
+
+    # ── undo and the rest ───────────────────────────────────────────────────────────────────────────────────────
+
+    def _end_tree(self) -> None:
+        assert self._notes is not None
+        end_tree(self._context, self._notes.root_pid, self._restored)
+        self._restored = False
+        if self._record is not None:
+            self._record.drop()
+
+    def _release_data(self) -> None:
+        if self._data is not None:
+            self._data.release()
+
+    def _stored_digests(self) -> list[bytes]:
+        assert self._data is not None
+        assert self._image is not None
+        by_name = {file.name: file.digests for file in self._image.manifest.data_files}
+        return [by_name[file.name] for file in self._data.files]
+
+    def _settle(self, failure: WoodfrogError) -> WoodfrogError:
+        if self._notes is not None:
+            failure.pid = failure.pid or self._notes.pid
+        if self.runner.committed:
+            failure.target_state = TargetState.RUNNING
+        else:
+            failure.target_state = TargetState.NONE
+            if self._image is not None:
+                failure.details["image"] = self._image.reference
+        return failure
+
+    def _release(self) -> None:
+        self._release_data()
+        for fd in self._fds:
+            os.close(fd)
+        self._fds = []
+        for ring in self._rings:
+            ring.free()
+        if self._frozen is not None:
+            self._frozen.close()
+        if self._image is not None:
+            self._image.close()
+        if self._record is not None and (self.runner.committed or not self.runner.undo_failures):
+            self._record.drop()
+        if self._work is not None:
+            self._keep_log(self._work)
+
+    def _keep_log(self, work: Path) -> None:
+        """CRIU's log of the last restore stays in the runtime directory, for `woodfrog doctor` and people."""
+        source = work / "restore.log"
+        if source.exists():
+            source.replace(self._context.runtime_directory / "criu-restore.log")
+        shutil.rmtree(work, ignore_errors=True)
+
+    @property
+    def frozen_target(self) -> FrozenTarget | None:
+        """The target once it was begun with; for the table of those that could not be brought back."""
+        return self._frozen
+
+    @property
+    def _target(self) -> FrozenTarget:
+        assert self._frozen is not None
+        return self._frozen
+
+    def _result(self) -> dict[str, Any]:
+        assert self._plan is not None
+        assert self._notes is not None
+        return {
+            "name": self._notes.name,
+            "pid": self._notes.pid,
+            "root_pid": self._notes.root_pid,
+            "image": self._plan.image,
+            "state": TargetState.RUNNING,
+            "log": self._notes.log_path,
+            "phases": dict(self.runner.times),
+            "bytes": self._plan.gpu_bytes,
+            "cpu_bytes": self._plan.cpu_bytes,
+            "verified": self._request.verify,
+            "warnings": self._plan.warnings,
+        }
+
+
+def await_reaping(pids: list[int]) -> None:
+    """Wait a moment for zombies with these numbers to be reaped: the target may have been stopped just now."""
+    deadline = time.monotonic() + REAP_TIMEOUT_S
+    for pid in pids:
+        stat = procfs.stat(pid)
+        if stat is None or stat.state not in "ZX":
+            continue
+        try:
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        try:
+            poll = select.poll()
+            poll.register(pidfd, 0)  # POLLHUP: reaped (Linux 6.9; an older kernel waits the time out)
+            poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+        finally:
+            os.close(pidfd)
+
+
+def all_gpu_pairs(used: list[tuple[str, str]], visible: list[str], here: list[str]) -> list[tuple[str, str]]:
+    """Pairs for every GPU that the target could see: the driver wants all of them named once a single one moves.
+
+    The GPUs that it used go where `used` says; the others stay where they are if that is free, else they take what is
+    left, so that it is a permutation. Empty when nothing moves.
+    """
+    if all(old == new for old, new in used):
+        return []
+    chosen = dict(used)
+    free = [uuid for uuid in here if uuid not in chosen.values()]
+    others = [uuid for uuid in visible if uuid not in chosen]
+    for uuid in [uuid for uuid in others if uuid in free]:
+        chosen[uuid] = uuid
+        free.remove(uuid)
+    for uuid in [uuid for uuid in others if uuid not in chosen]:
+        if free:
+            chosen[uuid] = free.pop(0)
+    return list(chosen.items())
+
+
+def _visible_gpus(manifest: Manifest) -> list[str]:
+    return [uuid for uuid in manifest.notes.get("visible_gpus", "").split(",") if uuid]

@@ -1,0 +1,196 @@
+"""`resume`: a suspended target gets its memory back and runs on.
+
+Refill (arena → new memory in HBM) goes beside the driver's restore. When both are done the memory is in the keeper and
+there is no way but forward: what fails after that leaves the target frozen, and resuming again goes on from there.
+Must never drop the suspended data before the target runs.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from woodfrog.driver.process import ProcessState
+from woodfrog.errors import TargetLostError, TargetState, WoodfrogError
+from woodfrog.operations import room
+from woodfrog.operations.context import Context
+from woodfrog.operations.data import GpuData
+from woodfrog.operations.frozen import LOCK_TIMEOUT_S, FrozenTarget
+from woodfrog.operations.limits import PhaseLimits
+from woodfrog.operations.notes import Notes, Record, suspend_key
+from woodfrog.operations.phases import Beside, Emit, Phase, Runner, Step
+from woodfrog.operations.space import Space
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ResumeRequest:
+    """What was asked for: the notes of the suspended target."""
+
+    notes: Notes
+
+
+class Resume:
+    """One resume; use once."""
+
+    def __init__(self, context: Context, request: ResumeRequest, emit: Emit | None = None) -> None:
+        self._context = context
+        self._suspended = request.notes
+        self.runner = Runner("resume", emit)
+        self._limits = PhaseLimits()
+        self._key = (request.notes.pid, request.notes.start_ticks)
+        self._record = Record(context.keeper, suspend_key(*self._key), exists=True)
+        notes = copy.copy(request.notes)
+        notes.operation = "resume"
+        self._target = FrozenTarget(context, notes)
+        self._data = GpuData(context.devices, notes.handles, notes.devices)
+        self._spaces = spaces_of(context, notes)
+
+    def run(self) -> dict[str, Any]:
+        """Do it; the result as `daemon.sock` carries it. Raises a WoodfrogError with the target's state."""
+        limits = self._limits
+        steps: list[Step] = [
+            Phase("survey", self._survey, limit_s=limits.short_s),
+            Beside(
+                [
+                    Phase("allocate", self._allocate, self._unallocate, limit_s=limits.short_s),
+                    Phase("refill", self._refill, limit_s=limits.long_s),
+                ],
+                [Phase("control", self._control, self._uncontrol, limit_s=limits.driver_s)],
+            ),
+            Phase("commit", self._commit, limit_s=limits.short_s, commits=True),
+            Phase("return", self._return, limit_s=limits.short_s),
+            Phase("end", self._end, limit_s=limits.short_s),
+        ]
+        try:
+            self.runner.run(steps)
+        except WoodfrogError as failure:
+            raise self._settle(failure) from failure
+        finally:
+            self._data.release()
+            self._target.close()
+        return {
+            "name": self._target.notes.name,
+            "pid": self._target.notes.pid,
+            "state": TargetState.RUNNING,
+            "phases": dict(self.runner.times),
+            "bytes": self._data.size_bytes,
+        }
+
+    @property
+    def frozen_target(self) -> FrozenTarget | None:
+        """For the table of those that could not be brought back."""
+        return self._target
+
+    def _survey(self) -> None:
+        if not self._target.alive:
+            self.discard()
+            raise TargetLostError(
+                f"process {self._target.notes.pid} ended while it was suspended",
+                pid=self._target.notes.pid,
+                target_state=TargetState.GONE,
+                advice="see the target's log; restore an image of it",
+            )
+        state = self._target.driver.state()
+        if state is not ProcessState.CHECKPOINTED:
+            raise WoodfrogError(
+                f"the driver says process {self._target.notes.pid} is {state.name.lower()}, not checkpointed",
+                advice="somebody else has had it in hand; end the process",
+                pid=self._target.notes.pid,
+                target_state=TargetState.SUSPENDED,
+            )
+        notes = self._target.notes
+        needed = {uuid: room.gpu_control_state_bytes(notes.simulated) for uuid in notes.devices.values()}
+        for uuid in list(needed)[:1]:
+            needed[uuid] += notes.driver_bytes  # on which of them is not known
+        for handle in notes.handles:
+            needed[notes.devices[handle.device]] += handle.size
+        for uuid, size in needed.items():
+            room.require_gpu(self._context.devices.by_uuid(uuid), size, "resuming the target")
+
+    def _allocate(self) -> None:
+        self._data.create_all()
+        self._target.fds = self._data.export_all()
+
+    def _refill(self) -> None:
+        data, target = self._data, self._target
+        if data.files:
+            progress = data.new_progress()
+            with self.runner.counting("refill", progress):
+                data.refill(self._context.arenas, [self._spaces[file.device] for file in data.files], progress)
+        # Only now: what the record holds must be whole, for a daemon that finds it.
+        target.record.keep(target.notes, target.fds)
+
+    def _unallocate(self) -> None:
+        self._target.record.drop()
+        self._target.close()
+        self._data.release()
+
+    def _control(self) -> None:
+        self._target.check_alive()
+        self._target.restore_driver()
+
+    def _uncontrol(self) -> None:
+        suspend_driver(self._target)
+
+    def _commit(self) -> None:
+        """Nothing to do: both halves are there, and from here the way is forward."""
+
+    def _return(self) -> None:
+        self._target.return_and_resume()
+
+    def _end(self) -> None:
+        """The target runs on its own memory: the suspended data and the records may go. Safe to repeat."""
+        self._record.drop()
+        self._target.record.drop()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._context.suspended.pop(self._key, None)
+        for space in self._spaces.values():
+            space.free()
+
+    def discard(self) -> None:
+        """The process is gone: its data is of no use to anybody."""
+        self._record.drop()
+        self._forget()
+
+    def _settle(self, failure: WoodfrogError) -> WoodfrogError:
+        failure.pid = failure.pid or self._target.notes.pid
+        if isinstance(failure, TargetLostError):
+            return failure
+        if not self.runner.committed:
+            failure.target_state = TargetState.FROZEN if self.runner.undo_failures else TargetState.SUSPENDED
+            return failure
+        try:
+            self._target.bring_back()
+            self._end()
+        except WoodfrogError as second:
+            log.error("resuming %s: %s", self._target.notes.name, second.reason)
+            failure.target_state = TargetState.FROZEN
+            failure.advice = "its data is safe with the keeper; try `woodfrog resume` again"
+            return failure
+        failure.target_state = TargetState.RUNNING
+        return failure
+
+
+def spaces_of(context: Context, notes: Notes) -> dict[int, Space]:
+    """The arena memory that a suspended target's data lies in, by the target's device ordinals."""
+    spaces: dict[int, Space] = {}
+    for device in {extent.device for extent in notes.extents}:
+        extents = [extent for extent in notes.extents if extent.device == device]
+        spaces[device] = Space(context.arenas, extents, notes.user)
+    return spaces
+
+
+def suspend_driver(target: FrozenTarget) -> None:
+    """The driver's state off the GPU again, from whichever of its states it is in."""
+    state = target.settled_state()
+    if state is ProcessState.RUNNING:
+        target.driver.lock(LOCK_TIMEOUT_S)
+        state = target.driver.state()
+    if state is ProcessState.LOCKED:
+        target.driver.checkpoint()

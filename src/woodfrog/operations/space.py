@@ -1,0 +1,60 @@
+"""Arena memory as an operation uses it: extents seen as one linear run of bytes, and their coming and going.
+
+A `Space` is taken before the target is touched, so that the target never waits for memory to be populated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from woodfrog.operations.context import Arenas, ExtentLike
+
+
+class Space:
+    """Extents of the arenas, owned until `free`. Linear offsets run through them in their order."""
+
+    def __init__(self, arenas: Arenas, extents: Sequence[ExtentLike], user: int) -> None:
+        self._arenas = arenas
+        self.extents = list(extents)
+        self.user = user
+
+    @classmethod
+    def take(cls, arenas: Arenas, size_bytes: int, user: int, *, node: int = -1, contiguous: bool = False) -> Space:
+        """New space, populated, registered and cleared of others' data; NoSpaceError leaves nothing taken."""
+        space = cls(arenas, arenas.allocate(size_bytes, node=node, contiguous=contiguous), user)
+        try:
+            arenas.prepare(space.extents, user)
+        except BaseException:
+            space.free()
+            raise
+        return space
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(extent.size for extent in self.extents)
+
+    def extend(self, size_bytes: int) -> None:
+        """Make the space at least this large."""
+        missing = size_bytes - self.size_bytes
+        if missing > 0:
+            more = self._arenas.allocate(missing)
+            self.extents.extend(more)
+            self._arenas.prepare(more, self.user)
+
+    def pieces(self, begin: int, size_bytes: int) -> Iterator[tuple[int, int, int]]:
+        """[begin, begin+size) of the linear run as (NUMA node, offset in its arena, size), in order."""
+        position = 0
+        end = begin + size_bytes
+        for extent in self.extents:
+            low, high = max(begin, position), min(end, position + extent.size)
+            if low < high:
+                yield extent.node, extent.offset + low - position, high - low
+            position += extent.size
+        if end > position:
+            raise ValueError(f"[{begin}, {end}) reaches past a space of {position} bytes")
+
+    def free(self) -> None:
+        """Give the memory back. Nothing happens a second time."""
+        extents, self.extents = self.extents, []
+        if extents:
+            self._arenas.free(extents, self.user)

@@ -1,0 +1,219 @@
+"""`suspend` (cold): the data goes to the arena, the GPU is left empty; the process stays, checkpointed by the driver.
+
+The commit point is the keeper's acknowledgement of the `suspend:` record: notes and the arena's memfd. Until then the
+target's own memory is in the keeper and goes back on any failure; must never let go of that memory before.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from woodfrog.errors import NoSpaceError, TargetState, WoodfrogError
+from woodfrog.operations import room
+from woodfrog.operations.context import Context
+from woodfrog.operations.data import GpuData
+from woodfrog.operations.failure import explain
+from woodfrog.operations.frozen import FrozenTarget
+from woodfrog.operations.limits import PhaseLimits
+from woodfrog.operations.notes import ExtentNote, Record, suspend_key
+from woodfrog.operations.phases import Beside, Emit, Phase, Runner, Step
+from woodfrog.operations.space import Space
+from woodfrog.operations.survey import Surveyed, survey
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SuspendRequest:
+    """What was asked for."""
+
+    root_pid: int
+    timeout_s: float = 30.0
+
+
+@dataclass(frozen=True)
+class SuspendPlan:
+    """What the survey decided; can be printed."""
+
+    surveyed: Surveyed
+    arena_bytes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"target": self.surveyed.to_dict(), "arena_bytes": self.arena_bytes}
+
+
+class Suspend:
+    """One suspend; use once."""
+
+    def __init__(self, context: Context, request: SuspendRequest, emit: Emit | None = None) -> None:
+        self._context = context
+        self._request = request
+        self.runner = Runner("suspend", emit)
+        self._limits = PhaseLimits(request.timeout_s)
+        self._frozen: FrozenTarget | None = None
+        self._data: GpuData | None = None
+        self._spaces: dict[int, Space] = {}
+        self._record: Record | None = None
+        self._surveyed: Surveyed | None = None
+
+    def run(self) -> dict[str, Any]:
+        """Do it; the result as `daemon.sock` carries it. Raises a WoodfrogError with the target's state."""
+        limits = self._limits
+        steps: list[Step] = [
+            Phase("survey", self._survey, limit_s=limits.short_s),
+            Phase("prepare", self._prepare, limit_s=limits.long_s),
+            Phase("quiesce", self._quiesce, self._bring_back, limit_s=limits.quiesce_s),
+            Phase("handover", self._handover, limit_s=limits.short_s),
+            Beside(
+                [
+                    Phase("import", self._import, self._release_data, limit_s=limits.short_s),
+                    Phase("drain", self._drain, limit_s=limits.long_s),
+                ],
+                [Phase("control", self._control, limit_s=limits.driver_s)],
+            ),
+            Phase("commit", self._commit, self._uncommit, limit_s=limits.short_s, commits=True),
+            Phase("end", self._end, limit_s=limits.short_s),
+        ]
+        try:
+            self.runner.run(steps)
+        except WoodfrogError as failure:
+            raise self._settle(failure) from failure
+        finally:
+            self._release()
+        return self._result()
+
+    def _survey(self) -> None:
+        surveyed = survey(self._context, self._request.root_pid, image=False)
+        control_bytes = surveyed.driver_bytes + room.control_state_bytes(surveyed.simulated)
+        to_populate = max(0, surveyed.owned_bytes - self._context.arenas.prepared_bytes)
+        room.require_host(control_bytes + to_populate, "suspending the target", surveyed.pid)
+        require_arena(self._context, surveyed)
+        self._surveyed = surveyed
+
+    def _prepare(self) -> None:
+        """Memory at hand while the target still runs: it shall not wait for it."""
+        surveyed = self._surveyed
+        assert surveyed is not None
+        for device in surveyed.devices:
+            if device.owned_bytes:
+                node = self._context.devices.node_of(device.uuid)
+                self._spaces[device.ordinal] = Space.take(
+                    self._context.arenas, device.owned_bytes, surveyed.user, node=node
+                )
+
+        self._frozen = FrozenTarget(self._context, surveyed.notes("suspend"))
+
+    def _quiesce(self) -> None:
+        self._target.quiesce(self._request.timeout_s)
+
+    def _handover(self) -> None:
+        target = self._target
+        if not target.notes.managed:
+            return
+        target.export()
+        self._data = GpuData(self._context.devices, target.notes.handles, target.notes.devices)
+        for file in self._data.files:
+            if file.device not in self._spaces:
+                self._spaces[file.device] = Space.take(self._context.arenas, file.size_bytes, target.notes.user)
+            self._spaces[file.device].extend(file.size_bytes)
+        target.release()
+        target.detach()
+
+    def _import(self) -> None:
+        """Map what was handed over; the target waits for its driver meanwhile, not for this."""
+        if self._data is not None:
+            self._data.import_all(self._target.fds)
+
+    def _control(self) -> None:
+        self._target.checkpoint_driver()
+
+    def _drain(self) -> None:
+        data = self._data
+        if data is None or not data.files:
+            return
+        progress = data.new_progress()
+        with self.runner.counting("drain", progress):
+            data.drain(self._context.arenas, [self._spaces[file.device] for file in data.files], progress)
+
+    def _commit(self) -> None:
+        notes = self._target.notes
+        notes.extents = [
+            ExtentNote(device, extent.node, extent.offset, extent.size)
+            for device, space in sorted(self._spaces.items())
+            for extent in space.extents
+        ]
+        nodes = sorted({extent.node for extent in notes.extents})
+        self._record = Record(self._context.keeper, suspend_key(notes.pid, notes.start_ticks))
+        self._record.keep(notes, [self._context.arenas.arena(node).fd for node in nodes])
+
+    def _uncommit(self) -> None:
+        if self._record is not None:
+            self._record.drop()
+
+    def _end(self) -> None:
+        """The data is safe in the arena: now the GPU's memory may go. Safe to repeat."""
+        target = self._target
+        self._context.suspended[(target.notes.pid, target.notes.start_ticks)] = target.notes
+        self._spaces.clear()  # they belong to the suspended target now
+        self._release_data()
+        target.close()
+        target.record.drop()
+
+    def _bring_back(self) -> None:
+        self._target.bring_back()
+
+    def _release_data(self) -> None:
+        if self._data is not None:
+            self._data.release()
+
+    def _settle(self, failure: WoodfrogError) -> WoodfrogError:
+        if self._frozen is None:
+            return failure
+        if self.runner.committed:
+            self._end()
+            failure.target_state = TargetState.SUSPENDED
+            failure.pid = failure.pid or self._frozen.notes.pid
+            return failure
+        return explain(failure, self._frozen, self.runner)
+
+    def _release(self) -> None:
+        self._release_data()
+        for space in self._spaces.values():
+            space.free()
+        if self._frozen is not None:
+            self._frozen.close()
+
+    @property
+    def frozen_target(self) -> FrozenTarget | None:
+        """The target once it was begun with; for the table of those that could not be brought back."""
+        return self._frozen
+
+    @property
+    def _target(self) -> FrozenTarget:
+        assert self._frozen is not None
+        return self._frozen
+
+    def _result(self) -> dict[str, Any]:
+        notes = self._target.notes
+        return {
+            "name": notes.name,
+            "pid": notes.pid,
+            "state": TargetState.SUSPENDED,
+            "phases": dict(self.runner.times),
+            "stall_s": self._target.stall_s,
+            "bytes": self._data.size_bytes if self._data else 0,
+        }
+
+
+def require_arena(context: Context, surveyed: Surveyed) -> None:
+    """NoSpaceError unless the arena can take all of the target's data."""
+    free_bytes = context.arenas.free_bytes
+    if surveyed.owned_bytes > free_bytes:
+        raise NoSpaceError(
+            f"the target has {surveyed.owned_bytes >> 20} MiB of GPU memory, the arena {free_bytes >> 20} MiB free",
+            advice="resume or stop suspended targets, start the daemon with a larger --arena, or checkpoint to disk",
+            pid=surveyed.pid,
+            details={"needed_bytes": surveyed.owned_bytes, "free_bytes": free_bytes},
+        )

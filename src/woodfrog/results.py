@@ -1,0 +1,115 @@
+"""What the public API returns: plain values, with `to_dict` for `--json`. Sizes are bytes, times seconds.
+
+Nothing here talks to the daemon; unknown fields of a newer daemon are ignored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+class _Jsonable:
+    def to_dict(self) -> dict[str, Any]:
+        """As `--json` prints it."""
+        return asdict(self)  # type: ignore[call-overload, no-any-return]
+
+
+@dataclass(frozen=True)
+class CheckpointResult(_Jsonable):
+    """A finished checkpoint. `restored` is True in the process that `checkpoint_self` brought back from the image."""
+
+    image: str | None = None  # NAME@NUMBER
+    path: str = ""
+    pid: int = 0
+    name: str = ""
+    state: str = ""  # of the target now: errors.TargetState
+    stopped: bool = False
+    stall_s: float = 0.0  # how long the target waited
+    bytes: int = 0  # GPU memory and CPU side together
+    gpu_bytes: int = 0
+    cpu_bytes: int = 0
+    ring: bool = False  # the host arena could not hold the data: it was streamed to the disk
+    phases: dict[str, float] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+    restored: bool = False
+
+
+@dataclass(frozen=True)
+class RestoreResult(_Jsonable):
+    """A target brought back from an image, as the daemon reports it."""
+
+    image: str = ""
+    name: str = ""
+    pid: int = 0  # of the process that uses the GPU
+    root_pid: int = 0  # of the root of its process tree
+    log: str = ""
+    state: str = ""
+    bytes: int = 0  # of GPU memory
+    cpu_bytes: int = 0
+    verified: bool = False
+    phases: dict[str, float] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class SuspendResult(_Jsonable):
+    pid: int = 0
+    name: str = ""
+    state: str = ""
+    bytes: int = 0
+    stall_s: float = 0.0
+    phases: dict[str, float] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class ResumeResult(_Jsonable):
+    pid: int = 0
+    name: str = ""
+    state: str = ""
+    bytes: int = 0
+    phases: dict[str, float] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class TargetInfo(_Jsonable):
+    """One row of `ps`. `managed`: started by `woodfrog run`; others are checkpointed the driver's way."""
+
+    pid: int = 0  # of the process that uses the GPU
+    root_pid: int = 0  # of the root of its process tree
+    name: str = ""
+    state: str = ""  # errors.TargetState
+    managed: bool = True
+    gpu_bytes: int = 0
+    devices: list[int] = field(default_factory=list)
+    command: str = ""
+    log: str = ""
+    operation: str = ""
+
+
+@dataclass(frozen=True)
+class ImageInfo(_Jsonable):
+    """One row of `images`. `error` says why an image cannot be used; the rest is then zero."""
+
+    reference: str
+    name: str
+    number: int
+    path: str
+    kind: str = ""
+    created_unix_s: float = 0.0
+    gpu_bytes: int = 0
+    cpu_bytes: int = 0
+    leave_running: bool = False
+    target_name: str = ""
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class VerifyResult(_Jsonable):
+    """An image whose every chunk has its digest (anything else is raised as BadImageError)."""
+
+    image: str
+    bytes: int
+    seconds: float

@@ -1,0 +1,80 @@
+"""A disk that really fills up, in the middle of each phase that writes to it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from product import Product
+
+from woodfrog.errors import NoSpaceError
+
+DISK_BYTES = 256 << 20
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A small file system of its own."""
+    mount = tmp_path / "disk"
+    mount.mkdir()
+    if os.geteuid() != 0:
+        pytest.fail("needs root to mount a small file system")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES},mode=0700", "tmpfs", str(mount)], check=True)
+    yield mount
+    subprocess.run(["umount", "-l", str(mount)], check=True)
+
+
+def fill(disk: Path) -> None:
+    """Take everything that is free."""
+    block = bytes(1 << 20)
+    with open(disk / "filler", "wb", buffering=0) as filler, contextlib.suppress(OSError):
+        while True:
+            filler.write(block)
+
+
+@pytest.mark.parametrize("stop", [False, True], ids=["leave running", "stop"])
+@pytest.mark.parametrize(
+    ("arena", "phase"),
+    [("64M", "quiesce"), ("64M", "cpu"), ("128M", "quiesce"), ("128M", "cpu"), ("128M", "write"), ("128M", "commit")],
+    ids=["ring-quiesce", "ring-cpu", "arena-quiesce", "arena-cpu", "arena-write", "arena-commit"],
+)
+def test_a_disk_that_fills_up_costs_the_image_and_not_the_target(
+    make_product: Callable[..., Product], disk: Path, arena: str, phase: str, stop: bool
+) -> None:
+    product = make_product(daemon_arguments=["--arena", arena])
+    product.store_path = disk / "images"
+    target = product.run("--idle-kib", str(70 << 10))
+
+    def fill_at_phase(event: dict[str, object]) -> None:
+        if (event["event"], event["phase"]) == ("begin", phase) and not (disk / "filler").exists():
+            fill(disk)
+
+    params = {"target": target.pid, "store": str(product.store_path), "stop": stop}
+    with product.client() as client:
+        try:
+            client.call("checkpoint", params, fill_at_phase)
+        except NoSpaceError as failure:
+            assert failure.target_state == "running"  # noqa: PT017 (both ends are right, each has its own promise)
+            assert product.images() == []
+            target.wait_steps(1)
+        else:
+            assert len(product.images()) == 1  # everything had been written already
+    (disk / "filler").unlink()
+    if target.alive:
+        product.checkpoint(target, stop=True)
+    image = product.images()[-1]
+    product.restore(image, target.log).check_runs_right()
+
+
+def test_a_disk_that_is_full_from_the_start_is_refused_untouched(product: Product, disk: Path) -> None:
+    product.store_path = disk / "images"
+    target = product.run("--idle-kib", "4096")
+    fill(disk)
+    with pytest.raises(NoSpaceError) as raised:
+        product.checkpoint(target)
+    assert raised.value.target_state == "untouched"
+    target.check_runs_right()

@@ -1,0 +1,169 @@
+"""Checkpoint and restore of real processes on the simulated GPU, with real CRIU: what runs on is right to the byte."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from product import Product
+
+from woodfrog.errors import NoSpaceError, RefusedError, TimeoutExceededError, UsageError
+
+SHAPES = {
+    "one thread": [],
+    "several threads": ["--threads", "3"],
+    "a forked child": ["--child"],
+    "many small launches": ["--tiny", "200", "--pace-us", "0"],
+    "large buffers beside slabs": ["--kib", "4", "--buffers", "20", "--idle-kib", "6144"],
+}
+
+
+@pytest.mark.parametrize("managed", [True, False], ids=["managed", "driver only"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_target_left_running_runs_on_right_and_its_image_is_whole(
+    product: Product, shape: str, managed: bool
+) -> None:
+    target = product.run(*SHAPES[shape], managed=managed)
+    result = product.checkpoint(target)
+    assert result["image"] in product.images()
+    assert result["stall_s"] > 0
+    target.check_runs_right()
+
+
+@pytest.mark.parametrize("managed", [True, False], ids=["managed", "driver only"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_stopped_target_is_gone_and_its_image_brings_it_back(product: Product, shape: str, managed: bool) -> None:
+    target = product.run(*SHAPES[shape], managed=managed)
+    result = product.checkpoint(target, stop=True)
+    assert not target.alive
+    before = target.steps()
+    restored = product.restore(result["image"], target.log, verify=True)
+    restored.wait_for(lambda _: restored.steps() > before, "a step after the restore")
+    restored.check_runs_right()
+
+
+def test_one_image_can_be_restored_again_and_again(product: Product) -> None:
+    target = product.run()
+    image = product.checkpoint(target, stop=True)["image"]
+    for _ in range(3):
+        restored = product.restore(image, target.log)
+        restored.wait_steps()
+        product.end(restored)
+
+
+def test_a_restored_target_can_be_checkpointed_and_restored_again(product: Product) -> None:
+    target = product.run("--idle-kib", "3000")
+    log = target.log
+    for _ in range(3):
+        image = product.checkpoint(target, stop=True)["image"]
+        target = product.restore(image, log)
+        target.wait_steps()
+    target.check_runs_right()
+
+
+def test_checkpoints_of_one_name_are_numbered_and_each_is_its_own_moment(product: Product) -> None:
+    target = product.run(name="counted")
+    images = []
+    for _ in range(3):
+        target.wait_steps()
+        images.append(product.checkpoint(target)["image"])
+    assert images == ["counted@1", "counted@2", "counted@3"]
+    assert product.images() == images
+    target.check_runs_right()
+
+
+def test_data_that_does_not_fit_the_arena_streams_through_a_ring(make_product: Callable[..., Product]) -> None:
+    product = make_product(daemon_arguments=["--arena", "64M"])
+    target = product.run("--idle-kib", str(96 << 10))
+    result = product.checkpoint(target)
+    assert result["ring"] is True
+    target.wait_steps()
+    image = product.checkpoint(target, stop=True)["image"]
+    assert image in product.images()
+    restored = product.restore(image, target.log, verify=True)
+    restored.check_runs_right()
+
+
+def test_an_image_without_a_cpu_side_is_whole_and_says_what_it_cannot_do(product: Product) -> None:
+    target = product.run("--idle-kib", "4096")
+    image = product.checkpoint(target, cpu=False)["image"]
+    assert product.images() == [image]
+    with pytest.raises(RefusedError, match="no CPU side"):
+        product.call("restore", image=image, store=str(product.store_path))
+    with pytest.raises(UsageError):
+        product.checkpoint(target, cpu=False, stop=True)
+    target.check_runs_right()
+
+
+def test_a_target_moves_to_another_gpu(make_product: Callable[..., Product]) -> None:
+    product = make_product(environment={"WOODFROG_SIMGPU_DEVICES": "2"})
+    target = product.run("--idle-kib", "4096")
+    image = product.checkpoint(target, stop=True)["image"]
+    restored = product.restore(image, target.log, gpu_map={"0": "1"}, verify=True)
+    restored.wait_steps()
+    devices = product.call("doctor")["devices"]
+    [row] = product.call("ps")
+    assert len(devices) == 2
+    assert row["state"] == "running"
+    restored.check_runs_right()
+
+
+def test_work_that_does_not_come_to_rest_times_out_and_the_target_runs_on(product: Product) -> None:
+    hold = product.root / "hold"
+    target = product.run("--hold", str(hold))
+    hold.touch()
+    target.wait_for(lambda _: True, "anything")
+    with pytest.raises(TimeoutExceededError):
+        # The host function spins while the file is there; the next launch of it is what keeps the stream busy.
+        product.checkpoint(target, timeout_s=0.5)
+    hold.unlink()
+    target.check_runs_right()
+    assert product.images() == []
+
+
+def test_a_store_without_room_is_refused_before_the_target_is_touched(product: Product) -> None:
+    target = product.run()
+    with pytest.raises((NoSpaceError, RefusedError)) as raised:
+        product.call("checkpoint", target=target.pid, store="/proc/woodfrog")
+    assert raised.value.target_state == "untouched"
+    target.check_runs_right()
+
+
+def test_restoring_beside_the_living_original_is_refused(product: Product) -> None:
+    target = product.run()
+    image = product.checkpoint(target)["image"]
+    with pytest.raises(RefusedError, match=str(target.pid)):
+        product.call("restore", image=image, store=str(product.store_path))
+    target.check_runs_right()
+
+
+def test_a_full_gpu_is_refused_before_a_restore_begins(make_product: Callable[..., Product]) -> None:
+    product = make_product(environment={"WOODFROG_SIMGPU_MEMORY": "256MiB"}, daemon_arguments=["--arena", "256M"])
+    target = product.run("--idle-kib", str(96 << 10))
+    image = product.checkpoint(target, stop=True)["image"]
+    other = product.run("--idle-kib", str(160 << 10))
+    with pytest.raises(NoSpaceError) as raised:
+        product.call("restore", image=image, store=str(product.store_path))
+    assert raised.value.device == 0
+    other.finish()
+    product.restore(image, target.log).check_runs_right()
+
+
+def test_events_tell_every_phase_and_the_bytes(product: Product) -> None:
+    target = product.run("--idle-kib", "4096")
+    events: list[dict[str, object]] = []
+    with product.client() as client:
+        result = client.call("checkpoint", {"target": target.pid, "store": str(product.store_path)}, events.append)
+    ended = [event["phase"] for event in events if event["event"] == "end"]
+    assert set(ended) == set(result["phases"])
+    drained = [event for event in events if event["event"] == "progress" and event["phase"] == "drain"]
+    assert drained[-1]["bytes_done"] == drained[-1]["bytes_total"] == result["gpu_bytes"]
+
+
+def test_the_process_that_uses_the_gpu_may_be_a_child_of_what_was_started(product: Product) -> None:
+    target = product.run_script('"$@" & wait')
+    result = product.checkpoint(target, stop=True)
+    restored = product.restore(result["image"], target.log)
+    restored.wait_steps()
+    assert result["pid"] != restored.pid  # the shell is the root, its child has the GPU
+    product.end(restored)

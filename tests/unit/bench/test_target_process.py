@@ -1,0 +1,121 @@
+"""The benchmarks' harness follows targets by their logs, notices when they fail, and ends only what it started."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from types import ModuleType
+
+import psutil
+import pytest
+
+BENCH = Path(__file__).resolve().parents[3] / "bench"
+
+
+@pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    """The module under test, with targets that are small scripts of the tests'."""
+    monkeypatch.syspath_prepend(str(BENCH))
+    import target_process
+
+    monkeypatch.setattr(target_process, "TARGETS", tmp_path)
+    return target_process
+
+
+def write_target(folder: Path, name: str, body: str) -> None:
+    """A target that follows the protocol with the real protocol module, and does what ``body`` says."""
+    (folder / f"{name}.py").write_text(
+        f"import sys, time\nsys.path.insert(0, {str(BENCH / 'targets')!r})\nimport protocol\n"
+        "arguments = protocol.parser('test', steps=5).parse_args()\n"
+        f"log = protocol.Log(arguments.log, arguments.pace_ms)\n{body}\n"
+    )
+
+
+COUNT = "log.start('count', 0)\nfor i in range(arguments.steps):\n    log.step(f'{i:x}')\nlog.done('end')"
+
+
+def test_a_target_that_ends_is_seen_with_all_its_steps(processes: ModuleType, tmp_path: Path) -> None:
+    write_target(tmp_path, "count", COUNT)
+    with processes.plain("count", ["--steps", "7"], tmp_path, "run") as run:
+        run.wait_start()
+        run.wait_step(3)
+        run.wait_done()
+    assert run.log.values == {i + 1: f"{i:x}" for i in range(7)}
+    assert run.log.last_step == 7
+    assert not run.alive()
+
+
+def test_a_target_that_fails_is_reported_with_its_output(processes: ModuleType, tmp_path: Path) -> None:
+    write_target(tmp_path, "broken", "log.start('broken', 0)\nlog.step('1')\nraise SystemExit('out of luck')")
+    with (
+        processes.plain("broken", [], tmp_path, "run") as run,
+        pytest.raises(processes.TargetError, match=r"(?s)has ended and has not reached step 2.*out of luck"),
+    ):
+        run.wait_step(2)
+
+
+def test_leaving_the_block_ends_the_target_and_its_children(processes: ModuleType, tmp_path: Path) -> None:
+    body = (
+        "import subprocess\nchild = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "log.start('parent', 0, child=child.pid)\ntime.sleep(600)"
+    )
+    write_target(tmp_path, "parent", body)
+    with processes.plain("parent", [], tmp_path, "run") as run:
+        run.wait_start()
+        child = psutil.Process(run.log.start["child"])
+    assert not run.alive()
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+    assert psutil.pid_exists(os.getpid())
+
+
+def test_equal_runs_do_not_differ_and_different_ones_do(processes: ModuleType, tmp_path: Path) -> None:
+    write_target(tmp_path, "count", COUNT)
+    write_target(tmp_path, "other", COUNT.replace("{i:x}", "{i * (i != 3):x}"))
+    logs = []
+    for name in ("count", "count", "other"):
+        with processes.plain(name, [], tmp_path, f"run{len(logs)}") as run:
+            run.wait_done()
+        logs.append(run.log)
+    assert processes.steps_differ(logs[0], logs[1], 1, 5) is None
+    assert processes.ends_differ(logs[0], logs[1]) is None
+    assert processes.steps_differ(logs[0], logs[2], 1, 5) == "step 4 is 0 instead of 3"
+    assert "the final digest is" in processes.ends_differ(logs[0], logs[2])
+    assert processes.steps_differ(logs[0], logs[1], 1, 6) == "step 6 is missing"
+
+
+def test_a_step_that_is_repeated_with_another_value_is_a_difference(processes: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    lines = [{"step": 1, "time_s": 1.0, "value": "a"}, {"step": 1, "time_s": 2.0, "value": "b"}]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    log = processes.Log(path)
+    log.read()
+    assert processes.steps_differ(log, log, 1, 1) == "step 1 was a and then b"
+
+
+def test_a_line_that_is_half_written_is_read_when_it_is_whole(processes: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    text = json.dumps({"step": 1, "time_s": 1.0, "value": "a"}) + "\n"
+    log = processes.Log(path)
+    for size in range(len(text)):
+        path.write_text(text[:size])
+        log.read()
+        assert log.values == {}
+    path.write_text(text)
+    log.read()
+    assert log.values == {1: "a"}
+
+
+def test_the_longest_gap_is_the_one_around_the_operation(processes: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    times = [0.0, 1.0, 2.0, 9.0, 10.0, 30.0]
+    path.write_text("".join(json.dumps({"step": i, "time_s": t, "value": ""}) + "\n" for i, t in enumerate(times)))
+    log = processes.Log(path)
+    log.read()
+    assert max(log.gaps_s(2.5, 8.5)) == 7.0
+    assert sorted(log.step_times_s(0)) == [1.0, 1.0, 1.0, 7.0, 20.0]
+
+
+def test_a_target_that_is_not_built_is_named(processes: ModuleType, tmp_path: Path) -> None:
+    with pytest.raises(processes.TargetError, match=r"no-such-target does not exist.*build\.sh"):
+        processes.command("no-such-target")

@@ -1,0 +1,104 @@
+"""CRIU runs bounded: whatever it does, it and its group have ended when the call returns."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from woodfrog.cpu.run import run, still_running
+
+
+def python(*lines: str) -> list[str]:
+    return [sys.executable, "-c", "\n".join(lines)]
+
+
+def test_exit_code_and_output_come_back(tmp_path: Path) -> None:
+    finished = run(python("print('said'); raise SystemExit(3)"), timeout_s=30, work_directory=tmp_path)
+    assert finished.returncode == 3
+    assert finished.output.strip() == "said"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_time_out_ends_the_child_and_what_it_started(tmp_path: Path) -> None:
+    code = python(
+        "import os, time",
+        "child = os.fork()",
+        "open('pids', 'a').write(f'{os.getpid()}\\n')",
+        "os.close(1) if child == 0 else None",
+        "time.sleep(600)",
+    )
+    finished = run(code, timeout_s=2, work_directory=tmp_path)
+    assert finished.returncode is None
+    pids = [int(line) for line in (tmp_path / "pids").read_text().split()]
+    assert len(pids) == 2
+    for pid in pids:
+        status = Path(f"/proc/{pid}/status")
+        # A killed grandchild may still be a zombie of this container's init.
+        assert not status.exists() or "State:\tZ" in status.read_text()
+
+
+def test_it_has_no_input_and_its_own_session(tmp_path: Path) -> None:
+    finished = run(
+        python("import os, sys; print(repr(sys.stdin.read()), os.getsid(0) == os.getpid())"),
+        timeout_s=30,
+        work_directory=tmp_path,
+    )
+    assert finished.output.strip() == "'' True"
+
+
+def test_descriptors_of_the_daemon_do_not_leak_into_it(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    os.set_inheritable(read, True)
+    try:
+        finished = run(
+            python("import os; print(sorted(os.listdir('/proc/self/fd')))"), timeout_s=30, work_directory=tmp_path
+        )
+    finally:
+        os.close(read)
+        os.close(write)
+    assert finished.output.strip() == "['0', '1', '2', '3']"  # 3 is the listing's own
+
+
+def test_a_program_that_cannot_start_raises_and_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        run(["/nonexistent/criu"], timeout_s=1, work_directory=tmp_path)
+    assert still_running(tmp_path) is None
+
+
+def test_a_run_that_outlives_its_daemon_is_found_by_the_next(tmp_path: Path) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    program = tmp_path / "criu"
+    program.write_text(f"#!/bin/sh\nread line < {fifo}\n")
+    program.chmod(0o755)
+    work = tmp_path / "work"
+    work.mkdir()
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from woodfrog.cpu.run import run\n"
+        "run([sys.argv[1], sys.argv[2]], timeout_s=600, work_directory=Path(sys.argv[2]))\n"
+    )
+    daemon = subprocess.Popen([sys.executable, "-c", code, str(program), str(work)])
+    # Opening for writing returns once the program has opened its end, so both processes are up.
+    gate = os.open(fifo, os.O_WRONLY)
+    try:
+        daemon.kill()
+        daemon.wait()
+        pid = still_running(work)
+        assert pid is not None
+        assert still_running(tmp_path) is None
+        pidfd = os.pidfd_open(pid)
+        os.write(gate, b"go\n")
+        assert select.select([pidfd], [], [], 30)[0]
+        os.close(pidfd)
+    finally:
+        os.close(gate)
+        daemon.kill()
+        daemon.wait()
+    assert still_running(work) is None

@@ -1,0 +1,106 @@
+"""A manifest whose digests are right and whose fields lie is refused, with the lie in the sentence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+import small_images
+
+from woodfrog.errors import BadImageError
+from woodfrog.image import validate
+from woodfrog.image.manifest import Allocations, CpuState, DataFile, FileRecord, Handle, Manifest
+
+GOOD = small_images.manifest()
+SIZE = small_images.CHUNK_BYTES
+
+
+def changed_file(index: int, **changes: Any) -> list[DataFile]:
+    files = list(GOOD.data_files)
+    files[index] = msgspec.structs.replace(files[index], **changes)
+    return files
+
+
+def changed_handle(index: int, **changes: Any) -> list[Handle]:
+    handles = list(GOOD.handles)
+    handles[index] = msgspec.structs.replace(handles[index], **changes)
+    return handles
+
+
+def cpu_with(*paths: str) -> CpuState:
+    return CpuState(
+        version="4.1", root_pid=100, files=[FileRecord(path=path, size_bytes=0, digests=b"") for path in paths]
+    )
+
+
+def columns(**changes: bytes) -> Allocations:
+    return msgspec.structs.replace(GOOD.allocations, **changes)
+
+
+CONTRADICTIONS: dict[str, dict[str, Any]] = {
+    "chunk size not a power of two": {"chunk_bytes": SIZE + 512},
+    "a parent": {"parent": "small@1"},
+    "driver-only with handles": {"kind": "driver-only"},
+    "two GPUs of one UUID": {"devices": [GOOD.devices[0], GOOD.devices[0]]},
+    "data of a GPU that is not there": {"devices": GOOD.devices[:1]},
+    "a data file's name of another GPU": {"data_files": changed_file(0, name="gpu-1.data")},
+    "two data files of one GPU": {"data_files": changed_file(1, name="gpu-0.data", device=0)},
+    "a data file larger than its handles": {
+        "data_files": changed_file(0, size_bytes=GOOD.data_files[0].size_bytes + 1)
+    },
+    "a digest too few": {"data_files": changed_file(0, digests=GOOD.data_files[0].digests[:-32])},
+    "half a digest": {"data_files": changed_file(0, digests=GOOD.data_files[0].digests + b"x" * 16)},
+    "a handle twice": {"handles": changed_handle(1, id=GOOD.handles[0].id)},
+    "an empty handle": {"handles": changed_handle(1, size=0)},
+    "a gap between handles": {"handles": changed_handle(1, offset=GOOD.handles[1].offset + 512)},
+    "handles on each other": {"handles": changed_handle(1, offset=0)},
+    "a handle in no file": {"handles": changed_handle(2, file=7)},
+    "a handle on another GPU than its file": {"handles": changed_handle(2, device=0)},
+    "a handle's number too large": {"handles": changed_handle(0, id=1 << 64)},
+    "columns of different lengths": {"allocations": columns(size=GOOD.allocations.size[:-8])},
+    "half an entry": {"allocations": columns(size=GOOD.allocations.size[:-3])},
+    "an allocation outside of its handle": {"allocations": Allocations.from_rows([(1 << 40, SIZE, 0x1001, 1, 0, 0)])},
+    "an allocation that wraps around": {"allocations": Allocations.from_rows([(1 << 40, 2, 0x1001, 2**64 - 1, 0, 0)])},
+    "an allocation in no handle": {"allocations": Allocations.from_rows([(1 << 40, 1, 5, 0, 0, 0)])},
+    "an allocation on another GPU": {"allocations": Allocations.from_rows([(1 << 40, 1, 0x1000, 0, 1, 0)])},
+    "an allocation of no size": {"allocations": Allocations.from_rows([(1 << 40, 0, 0x1000, 0, 0, 0)])},
+    "an address of the kernel": {"allocations": Allocations.from_rows([((1 << 64) - 4096, 512, 0x1000, 0, 0, 0)])},
+    "allocations on each other": {
+        "allocations": Allocations.from_rows([(1 << 40, 512, 0x1000, 0, 0, 0), ((1 << 40) + 511, 1, 0x1001, 0, 0, 0)])
+    },
+    "a GPU process that is not in the tree": {"gpu_pid": 5},
+    "a root that is not in the tree": {"cpu": CpuState(version="4.1", root_pid=5)},
+    "a process twice": {"processes": [*GOOD.processes, GOOD.processes[0]]},
+    "a path upwards": {"cpu": cpu_with("../../etc/passwd")},
+    "an absolute path": {"cpu": cpu_with("/etc/passwd")},
+    "a hidden path": {"cpu": cpu_with(".x")},
+    "an empty part of a path": {"cpu": cpu_with("a//b")},
+    "a NUL in a path": {"cpu": cpu_with("a\0b")},
+    "a path twice": {"cpu": cpu_with("a", "a")},
+    "digests of an empty file": {
+        "cpu": CpuState(version="4.1", root_pid=100, files=[FileRecord(path="a", size_bytes=0, digests=b"x" * 32)])
+    },
+}
+
+
+def with_flags(manifest: Manifest) -> None:
+    validate.validate(manifest, manifest.features)
+
+
+def test_the_manifest_that_all_of_these_start_from_is_accepted() -> None:
+    with_flags(GOOD)
+
+
+@pytest.mark.parametrize("changes", CONTRADICTIONS.values(), ids=CONTRADICTIONS.keys())
+def test_a_contradiction_is_refused_with_a_reason(changes: dict[str, Any]) -> None:
+    with pytest.raises(BadImageError) as raised:
+        with_flags(msgspec.structs.replace(GOOD, **changes))
+    assert "contradicts itself" in raised.value.reason
+    assert raised.value.advice
+
+
+@pytest.mark.parametrize("bit", [1, 2, 4])
+def test_flags_that_do_not_say_what_the_fields_say_are_refused(bit: int) -> None:
+    with pytest.raises(BadImageError, match="flags"):
+        validate.validate(GOOD, GOOD.features ^ bit)
