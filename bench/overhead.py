@@ -53,9 +53,9 @@ class Case:
 CASES = (
     Case("launch", "launch_loop", ("--steps", "40"), ("--steps", "5", "--launches", "500"), reported("launches_per_s")),
     Case("alloc", "alloc_churn", ("--steps", "30"), ("--steps", "5", "--state-gib", "1"), reported("operations_per_s")),
-    Case("decode", "decode_graphs", ("--steps", "1500"), ("--steps", "100", "--state-gib", "0.25"), steps_per_s),
+    Case("decode", "decode_graphs", ("--steps", "800"), ("--steps", "100", "--state-gib", "0.25"), steps_per_s),
     Case(
-        "train", "train_gpt2", ("--steps", "150", "--state-gib", "4", "--batch", "8", "--sequence", "512"),
+        "train", "train_gpt2", ("--steps", "80", "--state-gib", "4", "--batch", "8", "--sequence", "512"),
         ("--steps", "15", "--state-gib", "0.5", "--batch", "2", "--sequence", "64"), steps_per_s,
     ),
 )  # fmt: skip

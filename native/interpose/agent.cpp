@@ -87,8 +87,8 @@ class Agent {
         hello.pid = static_cast<uint32_t>(getpid());
         hello.agent_tid = static_cast<uint32_t>(syscall(SYS_gettid));
         hello.state = static_cast<uint32_t>(state_);
-        // A frozen process must not be asked: the driver may still be locked.
-        if (state_ == State::running || devices_ == 0)
+        // Asked once: at a later hello the driver may be locked, and this must not wait.
+        if (devices_ == 0)
             devices_ = device_count();
         hello.device_count = devices_;
         copy_text(hello.name, getenv("WOODFROG_NAME"));

@@ -137,7 +137,7 @@ CUresult give_back(const Allocation &allocation) {
         std::unique_ptr<Block> freed = std::move(entry->second);
         all.blocks.erase(entry);
         const CUdevice device = freed->physical.device;
-        if (freed->size_bytes > kSpareBytes) {
+        if (freed->size_bytes > kLargestSpareBytes) {
             surplus.push_back(std::move(freed));
         } else {
             all.spare.push_back(std::move(freed));

@@ -21,5 +21,7 @@ void free_what_was_put_off();
 
 // The most free memory of a device that is kept for the next allocation.
 inline constexpr size_t kSpareBytes = size_t{32} << 20;
+// Making a block costs about the same whatever its size: many small ones save more calls than one large one.
+inline constexpr size_t kLargestSpareBytes = size_t{8} << 20;
 
 } // namespace woodfrog::interpose

@@ -3,7 +3,7 @@
 //
 // A look-up that is not for a driver function must reach the C library as if we were not there: RTLD_NEXT and
 // RTLD_DEFAULT mean "seen from the caller", which is read from the return address, so those calls are jumps
-// (CMakeLists.txt compiles this file with -O2 and without sanitizers; a test looks at the machine code).
+// (CMakeLists.txt compiles this file with -O2 and without sanitizers; a test asks from a library that would notice).
 #include "resolve.hpp"
 
 #include "driver.hpp"
@@ -15,6 +15,7 @@
 namespace woodfrog::interpose {
 namespace {
 
+#ifndef WOODFROG_SANITIZED
 using Dlsym = void *(void *, const char *);
 using Dlvsym = void *(void *, const char *, const char *);
 
@@ -75,19 +76,29 @@ __attribute__((noinline)) void *driver_function(const char *name, void *found) {
     }
     return hook_for(found, name);
 }
+#endif
 
 } // namespace
 
+#ifdef WOODFROG_SANITIZED
+// A sanitizer's runtime looks its own functions up before anything can run: it keeps the C library's dlsym, and the
+// programs tested with it are linked with the driver.
+void *real_dlsym(void *handle, const char *name) {
+    return ::dlsym(handle, name);
+}
+#else
 void *real_dlsym(void *handle, const char *name) {
     if (g_dlsym.load(std::memory_order_acquire) == nullptr)
         find_real_functions();
     return g_dlsym.load(std::memory_order_acquire)(handle, name);
 }
+#endif
 
 } // namespace woodfrog::interpose
 
 using namespace woodfrog::interpose;
 
+#ifndef WOODFROG_SANITIZED
 WF_EXPORT void *dlsym(void *handle, const char *name) {
     if (g_dlsym.load(std::memory_order_acquire) == nullptr) [[unlikely]]
         find_real_functions();
@@ -111,6 +122,7 @@ WF_EXPORT void *dlvsym(void *handle, const char *name, const char *version) {
         return real(handle, name, version);
     return driver_function(name, real(handle, name, version));
 }
+#endif
 
 WF_HOOK(cuGetProcAddress_v2, const char *symbol, void **pfn, int cudaVersion, cuuint64_t flags,
         CUdriverProcAddressQueryResult *symbolStatus) {

@@ -5,8 +5,10 @@
 
 #include <cerrno>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <string>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 #include <unistd.h>
 
 namespace woodfrog::transfer {
@@ -61,6 +63,11 @@ int File::direct_descriptor(const void *data, size_t size, uint64_t offset) cons
 
 void File::reserve(uint64_t offset, uint64_t size) {
     if (size == 0)
+        return;
+    // tmpfs has no cheaper way to reserve than to clear every page, on one thread: there a look at the room must do.
+    struct statfs filesystem{};
+    if (fstatfs(fd_, &filesystem) == 0 && filesystem.f_type == TMPFS_MAGIC &&
+        (filesystem.f_blocks == 0 || static_cast<uint64_t>(filesystem.f_bavail) * filesystem.f_bsize >= size))
         return;
     while (fallocate(fd_, 0, static_cast<off_t>(offset), static_cast<off_t>(size)) != 0) {
         if (errno == EINTR)

@@ -44,3 +44,30 @@ def test_a_daemon_killed_at_any_moment_costs_nothing(make_product: Callable[...,
         walker.product.wait_for_new_daemon(daemon)
         walker.check(way, failure)
     walker.finish()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_daemon_killed_again_while_it_recovers_costs_nothing(make_product: Callable[..., Product], way: str) -> None:
+    random_ = random.Random(f"{way} twice")
+    walker = Walker(make_product(), [], Path())
+    walker.prepare(way)
+    for _ in range(KILLS // 2):
+        daemon = walker.product.daemon_pid()
+        walker.make_ready(way)
+        first_s = random_.uniform(0.05, LONGEST_S[way])
+        first = threading.Timer(first_s, os.kill, (daemon, signal.SIGKILL))
+        # A daemon needs about half a second until it recovers what it finds.
+        second = threading.Timer(first_s + random_.uniform(0.4, 1.4), walker.product.kill_whatever_daemon)
+        first.start()
+        second.start()
+        failure: WoodfrogError | None = None
+        try:
+            walker.attempt(way)
+        except NoDaemonError as lost:
+            failure = lost
+        finally:
+            first.join()
+            second.join()
+        walker.product.wait_for_new_daemon(daemon)
+        walker.check(way, failure)
+    walker.finish()

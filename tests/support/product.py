@@ -136,6 +136,13 @@ class Product:
         os.kill(old, signal.SIGKILL)
         self.wait_for_new_daemon(old)
 
+    def kill_whatever_daemon(self) -> None:
+        """SIGKILL to the daemon as it is now, whether it answers already or not; nothing when there is none."""
+        for pid in _processes_of(self.runtime):
+            with contextlib.suppress(OSError):
+                if b"woodfrog.daemon" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:4]:
+                    os.kill(pid, signal.SIGKILL)
+
     def wait_for_new_daemon(self, old: int) -> int:
         """Wait until a daemon other than `old` has recovered what there was; its pid."""
         with _changes_of(self.runtime) as changed:

@@ -120,6 +120,7 @@ void check_form(const Instruction &instruction, std::initializer_list<std::strin
 void require(bool condition, const char *reason);
 
 bool decode_integer(Decoder &decoder, const Instruction &instruction);
+bool decode_bitwise(Decoder &decoder, const Instruction &instruction);
 bool decode_float(Decoder &decoder, const Instruction &instruction);
 bool decode_half(Decoder &decoder, const Instruction &instruction);
 bool decode_compare(Decoder &decoder, const Instruction &instruction);

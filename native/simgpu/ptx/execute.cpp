@@ -1,6 +1,7 @@
 // Runs a grid: checks the launch, keeps blocks resident, gives each its turn, and brings in a second host thread when
 // the work is long enough and the order of blocks cannot show in the results.
 #include <algorithm>
+#include <cfenv>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -52,9 +53,26 @@ struct Workers {
     }
 };
 Workers &workers() {
-    static Workers instance;
+    // Never destroyed: a driver's threads may still run kernels while the program exits.
+    static Workers &instance = *new Workers();
     return instance;
 }
+
+/// The rounding direction and the flushing of subnormals are the caller's to choose for its own arithmetic, and a
+/// thread inherits them. Kernels always compute in the default environment.
+class DefaultFloats {
+  public:
+    DefaultFloats() noexcept {
+        std::fegetenv(&saved_);
+        std::fesetenv(FE_DFL_ENV);
+    }
+    ~DefaultFloats() { std::fesetenv(&saved_); }
+    DefaultFloats(const DefaultFloats &) = delete;
+    DefaultFloats &operator=(const DefaultFloats &) = delete;
+
+  private:
+    std::fenv_t saved_;
+};
 
 [[noreturn]] void refuse(const Kernel &kernel, std::string reason) {
     throw Fault(Fault::Kind::invalid_launch, kernel.name(), 0, 0, {}, {}, std::move(reason));
@@ -230,6 +248,7 @@ class Grid {
     }
 
     void work(Consider consider) {
+        const DefaultFloats default_floats;
         Context context(kernel_, launch_, program_, plan_, memory_);
         context.observer = observer_;
         context.printf_output = printf_output_;

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "decode.hpp"
+#include "lanes.hpp"
 
 namespace simgpu::ptx {
 
@@ -44,6 +45,16 @@ template <class Make> Handler for_width(std::size_t bytes, Make make) {
     default:
         throw Unsupported{"operands of this width"};
     }
+}
+
+template <template <class> class F> Handler binary_handler(Type type) {
+    return for_integer(type, []<class T>() -> Handler { return &binary_same<T, F<T>>; });
+}
+template <template <class> class F> Handler ternary_handler(Type type) {
+    return for_integer(type, []<class T>() -> Handler { return &ternary_same<T, F<T>>; });
+}
+template <template <class> class F> Handler unary_handler(Type type) {
+    return for_integer(type, []<class T>() -> Handler { return &unary_same<T, F<T>>; });
 }
 
 inline bool is_packed_integer(Type type) {

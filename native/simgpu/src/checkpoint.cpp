@@ -120,7 +120,8 @@ CUresult checkpoint_load(const GpuPairs &pairs) {
     if (CUresult code = injected_failure("restore"); code != CUDA_SUCCESS)
         return code;
     // Remapping came with driver 580, that is CUDA 13.0.
-    if (!pairs.empty() && config().driver_version < 13000) return CUDA_ERROR_NOT_SUPPORTED;
+    if (!pairs.empty() && config().driver_version < 13000)
+        return CUDA_ERROR_NOT_SUPPORTED;
     auto target = remapped(pairs);
     if (target.empty())
         return CUDA_ERROR_INVALID_VALUE;

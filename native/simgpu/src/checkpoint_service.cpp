@@ -10,6 +10,7 @@
 #include <string>
 #include <sys/random.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <thread>
 #include <unistd.h>
@@ -23,13 +24,17 @@ namespace simgpu {
 namespace {
 
 constexpr int kBacklog = 16;
+// A client sends its request at once; one that was stopped in between must not keep a descriptor open for ever.
+constexpr timeval kRequestTimeout{10, 0};
 
 bool admitted(int connection) {
     ucred peer{};
     socklen_t length = sizeof peer;
     if (getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0)
         return false;
-    return peer.uid == geteuid() || peer.uid == 0;
+    if (peer.uid != geteuid() && peer.uid != 0)
+        return false;
+    return setsockopt(connection, SOL_SOCKET, SO_RCVTIMEO, &kRequestTimeout, sizeof kRequestTimeout) == 0;
 }
 
 bool receive_all(int connection, void *buffer, size_t size_bytes) {

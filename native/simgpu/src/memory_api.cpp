@@ -73,21 +73,24 @@ struct Pool {
     int device = 0;
 };
 
-HandleTable<Pool>& pools() {
-    static auto* table = new HandleTable<Pool>;
+HandleTable<Pool> &pools() {
+    static auto *table = new HandleTable<Pool>;
     return *table;
 }
 
 CUmemoryPool default_pool(int device) {
-    static std::mutex& mutex = *new std::mutex;
-    static auto& handles = *new std::map<int, CUmemoryPool>;
+    static std::mutex &mutex = *new std::mutex;
+    static auto &handles = *new std::map<int, CUmemoryPool>;
     std::lock_guard lock(mutex);
-    CUmemoryPool& handle = handles[device];
-    if (handle == nullptr) handle = reinterpret_cast<CUmemoryPool>(pools().add(std::make_shared<Pool>(Pool{device})));
+    CUmemoryPool &handle = handles[device];
+    if (handle == nullptr)
+        handle = reinterpret_cast<CUmemoryPool>(pools().add(std::make_shared<Pool>(Pool{device})));
     return handle;
 }
 
-int device_of_pool(CUmemoryPool pool) { return pools().get(pool, CUDA_ERROR_INVALID_VALUE)->device; }
+int device_of_pool(CUmemoryPool pool) {
+    return pools().get(pool, CUDA_ERROR_INVALID_VALUE)->device;
+}
 
 void allocate_ordered(CUdeviceptr *result, size_t size, CUstream handle) {
     require(result != nullptr && size > 0);
@@ -260,14 +263,26 @@ CUresult CUDAAPI cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool) {
         device_at(device);
         require(device_of_pool(pool) == device);
         require(pool == default_pool(device), CUDA_ERROR_NOT_SUPPORTED);
+        require(pool == default_pool(device), CUDA_ERROR_NOT_SUPPORTED);
     });
 }
 
-CUresult CUDAAPI cuMemPoolCreate(CUmemoryPool *, const CUmemPoolProps *) {
-    return CUDA_ERROR_NOT_SUPPORTED;
+CUresult CUDAAPI cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties) {
+    return call([&] {
+        require(pool != nullptr && properties != nullptr);
+        require(properties->handleTypes == CU_MEM_HANDLE_TYPE_NONE &&
+                    properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE,
+                CUDA_ERROR_NOT_SUPPORTED);
+        device_at(properties->location.id);
+        *pool = reinterpret_cast<CUmemoryPool>(pools().add(std::make_shared<Pool>(Pool{properties->location.id})));
+    });
 }
-CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool) {
-    return CUDA_ERROR_NOT_SUPPORTED;
+
+CUresult CUDAAPI cuMemPoolDestroy(CUmemoryPool pool) {
+    return call([&] {
+        require(default_pool(device_of_pool(pool)) != pool);
+        pools().remove(pool);
+    });
 }
 
 CUresult CUDAAPI cuMemPoolTrimTo(CUmemoryPool pool, size_t) {

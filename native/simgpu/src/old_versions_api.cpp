@@ -33,7 +33,7 @@ CUresult CUDAAPI cuDeviceGetUuid(CUuuid *uuid, CUdevice device) {
     return cuDeviceGetUuid_v2(uuid, device);
 }
 
-CUresult CUDAAPI cuEventElapsedTime(float* milliseconds, CUevent start, CUevent end) {
+CUresult CUDAAPI cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end) {
     return cuEventElapsedTime_v2(milliseconds, start, end);
 }
 

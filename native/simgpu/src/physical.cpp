@@ -147,17 +147,19 @@ int Physical::duplicate_fd() const {
 
 void Physical::save() {
     constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-    void* memory = mmap(nullptr, size_bytes_, PROT_READ | PROT_WRITE, kFlags, -1, 0);
+    void *memory = mmap(nullptr, size_bytes_, PROT_READ | PROT_WRITE, kFlags, -1, 0);
     require(memory != MAP_FAILED, CUDA_ERROR_OUT_OF_MEMORY);
     written_.clear();
     off_t end = static_cast<off_t>(size_bytes_);
     for (off_t start = lseek(fd_, 0, SEEK_DATA); start >= 0 && start < end; start = lseek(fd_, start, SEEK_DATA)) {
         off_t stop = lseek(fd_, start, SEEK_HOLE);
-        if (stop < 0 || stop > end) stop = end;
+        if (stop < 0 || stop > end)
+            stop = end;
         written_.emplace_back(static_cast<size_t>(start), static_cast<size_t>(stop - start));
         while (start < stop) {
-            ssize_t count = pread(fd_, static_cast<char*>(memory) + start, static_cast<size_t>(stop - start), start);
-            if (count < 0 && errno == EINTR) continue;
+            ssize_t count = pread(fd_, static_cast<char *>(memory) + start, static_cast<size_t>(stop - start), start);
+            if (count < 0 && errno == EINTR)
+                continue;
             if (count <= 0) {
                 munmap(memory, size_bytes_);
                 throw Error{CUDA_ERROR_OPERATING_SYSTEM};
@@ -172,8 +174,9 @@ void Physical::load() {
     open_memfd();
     for (auto [offset, size] : written_) {
         while (size > 0) {
-            ssize_t count = pwrite(fd_, static_cast<const char*>(saved_) + offset, size, static_cast<off_t>(offset));
-            if (count < 0 && errno == EINTR) continue;
+            ssize_t count = pwrite(fd_, static_cast<const char *>(saved_) + offset, size, static_cast<off_t>(offset));
+            if (count < 0 && errno == EINTR)
+                continue;
             if (count <= 0) {
                 unload();
                 throw Error{CUDA_ERROR_OUT_OF_MEMORY};

@@ -59,6 +59,8 @@ class Physical {
     bool imported_ = false;
     CUmemAllocationProp properties_{};
     void *saved_ = nullptr;
+    // The parts of the saved bytes that were ever written, (offset, size): the rest is zero and stays unbacked.
+    std::vector<std::pair<size_t, size_t>> written_;
 };
 
 } // namespace simgpu

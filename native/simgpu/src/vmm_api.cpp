@@ -185,9 +185,7 @@ CUresult CUDAAPI cuMemExportToShareableHandle(void *shareable, CUmemGenericAlloc
         auto physical = physical_of(handle);
         require(!physical->imported());
         require((physical->properties().requestedHandleTypes & type) != 0);
-        int fd = fcntl(physical->fd(), F_DUPFD_CLOEXEC, 3);
-        require(fd >= 0, CUDA_ERROR_OPERATING_SYSTEM);
-        *static_cast<int *>(shareable) = fd;
+        *static_cast<int *>(shareable) = physical->duplicate_fd();
     });
 }
 

@@ -63,7 +63,7 @@ void run_guarded(Work &work, Context &context) {
     try {
         work.run(context);
     } catch (const Error &error) {
-        context.fail(error.code, "a copy or memset touched memory that is not mapped");
+        context.fail(error.code, "a copy, memset or launch needed memory or code that is gone");
     } catch (const ptx::Fault &fault) {
         CUresult code = CUDA_ERROR_LAUNCH_FAILED;
         switch (fault.kind) {

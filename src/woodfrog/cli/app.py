@@ -14,6 +14,7 @@ from woodfrog.cli import (
     doctor,
     images,
     inspect,
+    kernels,
     ps,
     restore,
     resume,
@@ -64,6 +65,7 @@ app.command("rm")(rm.rm)
 app.command("doctor")(doctor.doctor)
 app.command("demo")(demo.demo)
 app.command("bench")(bench.bench)
+app.add_typer(kernels.app, name="kernels")
 app.add_typer(daemon.app, name="daemon")
 
 

@@ -1,4 +1,4 @@
-"""Reads the few of CRIU's image files that woodfrog must understand: the process tree, open regular files, unix sockets.
+"""Reads the few of CRIU's image files that woodfrog needs: the process tree, open regular files, unix sockets.
 
 CRIU's images are a magic number or two followed by (u32 length, protobuf message) records. Only the wire format of
 protobuf and the handful of fields named below are read; everything else is passed over, so newer CRIU releases that add

@@ -57,8 +57,13 @@ class Agents:
             return dict(self._links)
 
     def link(self, pid: int) -> AgentLink | None:
+        """The connection of this process; None when it has none, or one that broke."""
         with self._changed:
-            return self._links.get(pid)
+            link = self._links.get(pid)
+        if link is not None and link.closed:  # after an answer that did not come: epoll tells nothing of it
+            self._forget(pid, link)
+            return None
+        return link
 
     def ensure(self, pid: int, timeout_s: float) -> AgentLink:
         """The connection of `pid`; its agent is woken when it sleeps. TimeoutExceededError, TargetLostError."""

@@ -100,6 +100,10 @@ class Node:
             self._recovery = Recovery(self._context, self.keeper, self.targets)
             self._recovery.run()
             log.info("ready: arena of %d MiB", arenas.size_bytes >> 20)
+            if self._arena_bytes is not None:
+                # Whoever names a size has set that memory aside; the default is a bound, taken when it is needed.
+                spare_bytes = room.host_available_bytes() - room.host_total_bytes() // 4
+                arenas.grow_in_background(min(self._arena_bytes, max(0, spare_bytes)))
         except (WoodfrogError, RuntimeError, OSError) as failure:
             log.exception("the daemon could not come up")
             self._failure = as_woodfrog_error(failure, "start")

@@ -145,6 +145,7 @@ class Targets:
             if self._agents.is_ours(agent.pid):
                 self._add(rows, agent.pid, agent.start_ticks, agent.name)
         with self._lock:
+            self._names = {identity: name for identity, name in self._names.items() if identity.is_alive()}
             names = dict(self._names)
         for identity, name in names.items():
             self._add(rows, identity.pid, identity.start_ticks, name)

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from woodfrog.daemon.node import Node
 from woodfrog.daemon.server import Call, Verb, optional, refuse_unknown, required
+from woodfrog.daemon.targets import Resolved
 from woodfrog.errors import NotFoundError, RefusedError, TargetState, UsageError, WoodfrogError
 from woodfrog.operations import room
 from woodfrog.operations.checkpoint import Checkpoint, CheckpointRequest
@@ -65,9 +66,7 @@ class Verbs:
     def ps(self, call: Call) -> list[dict[str, Any]]:
         _ = self._node.context  # targets that are being recovered are in the table only afterwards
         self._drop_dead()
-        rows = self._node.targets.rows()
-        self._node.context.arenas.grow_in_background(sum(row["gpu_bytes"] for row in rows))
-        return rows
+        return self._node.targets.rows()
 
     def checkpoint(self, call: Call) -> dict[str, Any]:
         params = call.params
@@ -81,9 +80,12 @@ class Verbs:
             name=optional(params, "name", str, ""),
             timeout_s=_timeout(params),
         )
-        return self._run(
-            "checkpoint", target.root_pid, call, lambda: Checkpoint(self._node.context, request, call.emit)
-        )
+
+        def make() -> Operation:
+            self._require_running(target, "checkpoint")
+            return Checkpoint(self._node.context, request, call.emit)
+
+        return self._run("checkpoint", target.root_pid, call, make)
 
     def restore(self, call: Call) -> dict[str, Any]:
         params = call.params
@@ -113,7 +115,12 @@ class Verbs:
             raise UsageError(f"there is no level {call.params['level']!r}", advice="this version has: cold")
         target = self._running(call.params, "suspend")
         request = SuspendRequest(target.root_pid, _timeout(call.params))
-        return self._run("suspend", target.root_pid, call, lambda: Suspend(self._node.context, request, call.emit))
+
+        def make() -> Operation:
+            self._require_running(target, "suspend")
+            return Suspend(self._node.context, request, call.emit)
+
+        return self._run("suspend", target.root_pid, call, make)
 
     def resume(self, call: Call) -> dict[str, Any]:
         refuse_unknown(call.params, {"target"})
@@ -121,15 +128,18 @@ class Verbs:
         target = self._node.targets.resolve(_reference(call.params))
         if target.key in self._node.targets.frozen:
             return self._bring_back(target.key)
-        notes = self._node.targets.suspended.get(target.key)
-        if notes is None:
-            raise RefusedError(
-                f"{target.name} (process {target.pid}) is not suspended",
-                pid=target.pid,
-                target_state=TargetState.RUNNING,
-            )
-        request = ResumeRequest(notes)
-        return self._run("resume", target.root_pid, call, lambda: Resume(context, request, call.emit))
+
+        def make() -> Operation:
+            notes = self._node.targets.suspended.get(target.key)
+            if notes is None:
+                raise RefusedError(
+                    f"{target.name} (process {target.pid}) is not suspended",
+                    pid=target.pid,
+                    target_state=TargetState.RUNNING,
+                )
+            return Resume(context, ResumeRequest(notes), call.emit)
+
+        return self._run("resume", target.root_pid, call, make)
 
     def wait(self, call: Call) -> dict[str, Any]:
         """Wait for the end of a restored target, whose parent is this daemon; its exit status where it is known."""
@@ -210,17 +220,23 @@ class Verbs:
             self._node.recovery.again(notes)
         return {"name": notes.name, "pid": notes.pid, "state": TargetState.RUNNING, "phases": {}, "bytes": 0}
 
-    def _running(self, params: dict[str, Any], verb: str) -> Any:
+    def _running(self, params: dict[str, Any], verb: str) -> Resolved:
         _ = self._node.context
         target = self._node.targets.resolve(_reference(params))
-        if target.state != TargetState.RUNNING:
-            raise RefusedError(
-                f"{target.name} (process {target.pid}) is {target.state}; {verb} needs it running",
-                advice=f"woodfrog resume {target.name}",
-                pid=target.pid,
-                target_state=target.state,
-            )
+        self._require_running(target, verb)
         return target
+
+    def _require_running(self, target: Resolved, verb: str) -> None:
+        """Asked again once the target's turn has come: the operation before may have suspended it."""
+        targets = self._node.targets
+        for state, table in ((TargetState.SUSPENDED, targets.suspended), (TargetState.FROZEN, targets.frozen)):
+            if target.key in table:
+                raise RefusedError(
+                    f"{target.name} (process {target.pid}) is {state}; {verb} needs it running",
+                    advice=f"woodfrog resume {target.name}",
+                    pid=target.pid,
+                    target_state=state,
+                )
 
     def _drop_dead(self) -> None:
         """Data of suspended targets that were killed is of no use to anybody."""

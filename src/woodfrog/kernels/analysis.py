@@ -29,9 +29,12 @@ def templates(text: str | bytes) -> list[Template]:
 def template_of(kernel: Function, module: Module) -> Template:
     """The access template of one kernel; never fails, see Template.fallback."""
     parameters = tuple(ParameterLayout(p.name, p.offset_bytes, p.size_bytes) for p in kernel.parameters)
+    fallback = ""
+    loops: tuple[LoopFact, ...] = ()
+    gates: dict[tuple[int, int], tuple[tuple[Step, ...], bool]] = {}
     try:
-        accesses = _Analysis(kernel, module).accesses()
-        fallback = ""
+        analysis = _Analysis(kernel, module)
+        accesses, loops, gates = analysis.accesses(), analysis.facts(), analysis.gates()
     except AnalysisLimitError as error:
         fallback = error.reason
     except RecursionError:
@@ -46,7 +49,7 @@ def template_of(kernel: Function, module: Module) -> Template:
     for access in accesses:
         if access.address is not None:
             _symbols(access.address, symbols)
-    return Template(kernel.name, parameters, accesses, fallback, tuple(symbols), module.files)
+    return Template(kernel.name, parameters, accesses, fallback, loops, gates, tuple(symbols), module.files)
 
 
 def _symbols(value: Poly, found: dict[str, None]) -> None:
@@ -77,7 +80,7 @@ class _Analysis:
     def _execute(
         self, variables: dict[str, str], parameters: dict[str, tuple[int, int]], module_variables: dict[str, str]
     ) -> Execution:
-        """The first pass finds the variables of local memory, the next ones follow them, until none is lost any more."""
+        """The first pass finds the variables of local memory, the next ones follow them, until none is lost."""
         execution = Execution(self._flow, variables, parameters, module_variables, None)
         execution.run(step)
         slots = execution.slots
@@ -120,6 +123,28 @@ class _Analysis:
                     self._flow.source_lines.get(found.position, (0, 0)), found.reason or _unknown_in(address),
                 )  # fmt: skip
         return tuple(result.values())
+
+    def facts(self) -> tuple[LoopFact, ...]:
+        """What is known of the counter of each loop."""
+        return tuple(self._fact(loop) for loop in self._flow.loops)
+
+    def gates(self) -> dict[tuple[int, int], tuple[tuple[Step, ...], bool]]:
+        """What holds on each forward way into a block where ways join."""
+        found = {}
+        for block in self._flow.blocks:
+            sources = [p for p in block.predecessors if p < block.number]
+            if len(sources) < 2:
+                continue
+            shared = len(self._steps_to(self._flow.dominator[block.number])[0])
+            for source in sources:
+                steps, complete = self._steps_to(source)
+                edge = next(e for e in self._flow.blocks[source].edges if e.target == block.number)
+                raw = self._execution.branch_conditions[source, block.number]
+                condition = self._solutions.rewriter.condition(raw)
+                steps = steps[shared:] if condition.op == "true" else (*steps[shared:], condition)
+                only_way = len(self._flow.blocks[source].edges) == 1
+                found[block.number, source] = (steps, complete and (only_way or bool(edge.predicate)))
+        return found
 
     def _steps_to(self, number: int) -> tuple[tuple[Step, ...], bool]:
         """What holds when a block runs, outermost first, and whether nothing else decides that it runs."""
@@ -198,6 +223,7 @@ class _Analysis:
         before = Rewriter(
             self._execution.atoms,
             lambda atom: counter - const(1) if atom.kind == "loop" and atom.args[0] == loop.number else None,
+            keep_gates=False,
         )
         inner = {other.number for other in flow.loops if loop.number in flow.chain(other.number)} - {loop.number}
         again = []

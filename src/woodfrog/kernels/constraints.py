@@ -9,7 +9,7 @@ from typing import cast
 
 from woodfrog.kernels.numbers import Numbers
 from woodfrog.kernels.space import _FAR, Form, InfeasibleError
-from woodfrog.kernels.template import LoopFact
+from woodfrog.kernels.template import LoopFact, Step
 from woodfrog.kernels.values import Compare, Condition
 
 _SWAPPED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "ne"}
@@ -20,6 +20,13 @@ class Constraints:
 
     def __init__(self, numbers: Numbers) -> None:
         self._numbers = numbers
+
+    def step(self, step: Step) -> None:
+        """Keep only points where a step of an access holds."""
+        if isinstance(step, LoopFact):
+            self.loop(step)
+        else:
+            self.require(step)
 
     def require(self, condition: Condition) -> None:
         """Keep only points where a condition holds. Raises InfeasibleError when there are none."""
@@ -118,10 +125,18 @@ class Constraints:
         else:
             space.loose = True
 
+    def bound_counter(self, fact: LoopFact, counter: int) -> None:
+        """Bound a loop's counter and nothing else: right for any thread that the loop has run in."""
+        for condition in fact.again:
+            if condition.op == "cmp":
+                self._bound(condition, counter)
+
     def loop(self, fact: LoopFact) -> None:
         """The counter of a loop: 0, or the condition to go on held in the iteration before."""
         numbers, space = self._numbers, self._numbers.space
         counter = numbers.loop_counter(fact.loop)
+        if space.high[counter] == 0:
+            return  # it runs once at most, whatever its conditions are
         if not fact.complete:
             space.loose = True
         exact: list[Form] = []

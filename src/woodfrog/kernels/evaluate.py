@@ -15,7 +15,7 @@ from woodfrog.kernels.constraints import Constraints
 from woodfrog.kernels.footprint import merged, pieces
 from woodfrog.kernels.numbers import Choice, Numbers
 from woodfrog.kernels.space import InfeasibleError, Space
-from woodfrog.kernels.template import Access, Exactness, Kind, Launch, LoopFact, Range, Step, Template
+from woodfrog.kernels.template import Access, Exactness, Kind, Launch, Range, Step, Template
 from woodfrog.kernels.values import Poly
 
 _ADDRESSES = 1 << 64
@@ -38,18 +38,17 @@ def evaluate_each(
         )
     if min(*launch.grid, *launch.block) < 1:
         raise UsageError("every dimension of a grid and of a block is at least 1")
-    evaluation = _Evaluation(launch)
+    evaluation = _Evaluation(template, launch)
     return [(access, evaluation.ranges(access)) for access in template.accesses if access.kind in kinds]
 
 
 class _Evaluation:
     """One launch: spaces are kept for steps that several accesses share."""
 
-    def __init__(self, launch: Launch) -> None:
-        self._launch = launch
+    def __init__(self, template: Template, launch: Launch) -> None:
         self._allocations = sorted(launch.allocations)
         self._starts = [start for start, _ in self._allocations]
-        self._spaces: dict[tuple[Step, ...], Numbers | None] = {(): Numbers(launch, Space())}
+        self._spaces: dict[tuple[Step, ...], Numbers | None] = {(): Numbers(template, launch, Space())}
         self._everything = [Range(a, s, Exactness.EVERYTHING) for a, s in self._allocations] or [
             Range(0, _ADDRESSES, Exactness.EVERYTHING)
         ]
@@ -67,10 +66,10 @@ class _Evaluation:
             case = pending.pop()
             cases += 1
             try:
-                found += self._case(access, access.address, access.size, case)
+                found += self._case(access, access.address, access.size, case, splits=True)
             except Choice as choice:
                 if cases + len(pending) + choice.count > limits.CASES:
-                    return self._everything
+                    return self._joined(access, access.address, access.size, numbers.copy())
                 for index in range(choice.count):
                     branch = numbers.copy()
                     branch.chosen = dict(case.chosen)
@@ -81,6 +80,15 @@ class _Evaluation:
                 continue
         return merged(found)
 
+    def _joined(self, access: Access, address: Poly, size: Poly, numbers: Numbers) -> list[Range]:
+        """The ranges with alternatives joined into bounds: there are too many to look at each."""
+        try:
+            return self._case(access, address, size, numbers, splits=False)
+        except Choice:
+            return self._everything
+        except InfeasibleError:
+            return []
+
     def _numbers_of(self, steps: tuple[Step, ...]) -> Numbers | None:
         """The numbers of points where the steps hold; None when there are no such points."""
         if steps in self._spaces:
@@ -90,23 +98,18 @@ class _Evaluation:
         if before is not None:
             numbers = before.copy()
             try:
-                constraints = Constraints(numbers)
-                step = steps[-1]
-                if isinstance(step, LoopFact):
-                    constraints.loop(step)
-                else:
-                    constraints.require(step)
+                Constraints(numbers).step(steps[-1])
             except InfeasibleError:
                 numbers = None
         self._spaces[steps] = numbers
         return numbers
 
-    def _case(self, access: Access, address: Poly, size: Poly, numbers: Numbers) -> list[Range]:
-        """The ranges of one combination of alternatives."""
+    def _case(self, access: Access, address: Poly, size: Poly, numbers: Numbers, *, splits: bool) -> list[Range]:
+        """The ranges of one combination of alternatives; of all together where `splits` is False."""
         constraints = Constraints(numbers)
-        for condition in numbers.conditions:
-            constraints.require(condition)
-        numbers.splits = True
+        for step in numbers.conditions:
+            constraints.step(step)
+        numbers.splits = splits
         bases: list[int] = []
         form = numbers.address(address, bases)
         numbers.splits = False

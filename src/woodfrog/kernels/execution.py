@@ -14,7 +14,18 @@ from woodfrog.kernels.error import AnalysisLimitError
 from woodfrog.kernels.flow import Edge, Flow
 from woodfrog.kernels.opcodes import destinations, registers
 from woodfrog.kernels.template import Kind
-from woodfrog.kernels.values import FALSE, TRUE, UNKNOWN, Atoms, Condition, Poly, Value, join_conditions, negate
+from woodfrog.kernels.values import (
+    FALSE,
+    TRUE,
+    UNKNOWN,
+    Atoms,
+    Condition,
+    Poly,
+    Value,
+    condition_depth,
+    join_conditions,
+    negate,
+)
 
 Slot = tuple[str, int, int]  # a variable of .local or .param space, offset and size in bytes
 Key = str | Slot
@@ -109,7 +120,7 @@ class Execution:
                 step(self, instruction)  # type: ignore[operator]
             for edge in block.edges:
                 self.branch_conditions[block.number, edge.target] = self._edge_condition(edge)
-            kept = {
+            kept: dict[Key, Value] = {
                 key: value
                 for key, value in self.environment.items()
                 if value is not None and (isinstance(key, tuple) or key in self._shared_keys)
@@ -122,6 +133,10 @@ class Execution:
 
     def unknown(self, width: int, reason: str, low: int = 0, high: int | None = None) -> Poly:
         return self.atoms.unknown(low, (1 << width) - 1 if high is None else high, reason, self.block_loops)
+
+    def select(self, condition: Condition, first: Poly, second: Poly) -> Poly:
+        """`first` where the condition holds, else `second`; the condition may change in every iteration."""
+        return self.atoms.atom("select", condition, first, second, loops=self.block_loops)
 
     def condition_of(self, name: str) -> Condition:
         value = self.environment.get(name)
@@ -193,18 +208,42 @@ class Execution:
                 found = other.get(key)
                 if found is None:
                     break
-                if found is not value and found != value and found not in values:
-                    values.append(found)
+                values.append(found)
             else:
-                merged[key] = value if len(values) == 1 else self._joined(values)
+                same = all(found is value or found == value for found in values)
+                merged[key] = value if same else self._joined(values, sources)
         return merged
 
-    def _joined(self, values: list[Value]) -> Value:
+    def _joined(self, values: list[Value], sources: list[int]) -> Value:
         polynomials = [value for value in values if isinstance(value, Poly)]
         self._lose_merged(polynomials)
+        if not polynomials:
+            return self._joined_predicate(values, sources)
         if len(polynomials) != len(values):
             return UNKNOWN
-        return self.atoms.either(polynomials)
+        return self.atoms.either(polynomials, self.block_loops, (self.block, tuple(sources)))
+
+    def _joined_predicate(self, values: list[Value], sources: list[int]) -> Condition:
+        """What a compiler makes of `a && b`: the predicate holds if one way was taken and its value there holds."""
+        parts = []
+        for value, source in zip(values, sources, strict=True):
+            assert isinstance(value, Condition)
+            parts.append(join_conditions("and", (*self._way(source), value)))
+        joined = join_conditions("or", parts)
+        return joined if condition_depth(joined) < limits.EXPRESSION_DEPTH // 4 else UNKNOWN
+
+    def _way(self, source: int) -> list[Condition]:
+        """What decides that the present block is reached through `source`, after the last block all ways share."""
+        shared = self.flow.dominator[self.block]
+        conditions = [self.branch_conditions[source, self.block]]
+        at = source
+        while at != shared:
+            predecessors = self.flow.blocks[at].predecessors
+            if len(predecessors) != 1:
+                return [*conditions, UNKNOWN]
+            conditions.append(self.branch_conditions[predecessors[0], at])
+            at = predecessors[0]
+        return conditions
 
     def _lose_merged(self, values: Iterable[Value]) -> None:
         for value in values:
@@ -252,7 +291,7 @@ def under_guard(execution: Execution, guard: Condition, new: Value, old: Value) 
     if isinstance(new, Poly) and isinstance(old, Poly):
         execution.lose(new if new != old else None)
         execution.lose(old if new != old else None)
-        return new if new == old else execution.atoms.atom("select", guard, new, old)
+        return new if new == old else execution.select(guard, new, old)
     return None
 
 

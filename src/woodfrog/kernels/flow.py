@@ -205,10 +205,10 @@ class Flow:
                     if not self.dominates(edge.target, block.number):
                         raise AnalysisLimitError("it jumps into the middle of a loop")
                     latches.setdefault(edge.target, []).append(block.number)
-        loops = []
+        loops: list[Loop] = []
         for header in sorted(latches):
             inside = {header}
-            stack = [latch for latch in latches[header]]
+            stack = list(latches[header])
             while stack:
                 number = stack.pop()
                 if number not in inside:

@@ -25,7 +25,7 @@ from woodfrog.kernels.ptx.syntax import (
 
 
 def inlined(kernel: Function, module: Module) -> tuple[list[Statement], dict[str, str]]:
-    """The kernel's statements with calls expanded, and the names of shared, local and .param variables → their space."""
+    """The kernel's statements with calls expanded, and the space of each shared, local and .param variable."""
     expansion = _Expansion(module)
     for variable in module.variables.values():
         if variable.space in ("shared", "local"):
@@ -93,7 +93,7 @@ class _Expansion:
             return False
         inner: dict[str, str] = {}
         declared = [*callee.results, *callee.parameters]
-        for declaration, given in zip(declared, (*results, *arguments)):
+        for declaration, given in zip(declared, (*results, *arguments), strict=True):
             name = mapping.get(given) if isinstance(given, str) else None
             if name is None or self.variables.get(name) != "param":
                 return False  # a register or constant as an argument: an old way that compilers of today do not use

@@ -31,7 +31,9 @@ from woodfrog.kernels.values import (
 Handler = Callable[[Execution, Instruction], Value]
 
 # Instructions that hand an address on in a form that is still followed.
-_KEEP_ADDRESSES = frozenset(("add", "sub", "mov", "cvta", "cvt", "ld", "st", "setp", "selp", "bra", "mad", "call", "atom", "red"))
+_KEEP_ADDRESSES = frozenset(
+    ("add", "sub", "mov", "cvta", "cvt", "ld", "st", "setp", "selp", "bra", "mad", "call", "atom", "red")
+)
 _UNSIGNED_RELATIONS = {"lo": "lt", "ls": "le", "hi": "gt", "hs": "ge"}
 _RELATIONS = frozenset(("lt", "le", "gt", "ge", "eq", "ne"))
 # Special registers with bounds that hold in any launch (PTX ISA 9.0, "Special Registers").
@@ -238,7 +240,7 @@ def _and(execution: Execution, instruction: Instruction) -> Value:
     select = _constants_of_select(left)
     if select is not None:
         atom, first, second = select
-        return o.atoms.atom("select", atom.args[0], const(first & mask), const(second & mask))
+        return execution.select(atom.args[0], const(first & mask), const(second & mask))  # type: ignore[arg-type]
     if mask == 0:
         return ZERO
     low = (mask & -mask).bit_length() - 1
@@ -381,7 +383,9 @@ def _mov(execution: Execution, instruction: Instruction) -> Value:
         each = kind[0] // len(parts)
         packed = ZERO
         for index, part in enumerate(parts):
-            packed = packed + execution.atoms.ext(value_of(execution, part, each), each, False).scaled(1 << each * index)
+            packed = packed + execution.atoms.ext(value_of(execution, part, each), each, False).scaled(
+                1 << each * index
+            )
         return packed
     if kind is None:
         return None  # a float: never part of an address
@@ -445,7 +449,7 @@ def _selp(execution: Execution, instruction: Instruction) -> Value:
     first, second = (value_of(execution, operand, kind[0]) for operand in instruction.operands[1:3])
     if condition.op in ("true", "false") or first == second:
         return second if condition.op == "false" else first
-    return execution.atoms.atom("select", condition, first, second)
+    return execution.select(condition, first, second)
 
 
 def _comparison(execution: Execution, instruction: Instruction) -> Condition:
@@ -490,7 +494,7 @@ def _setp(execution: Execution, instruction: Instruction) -> Value:
 def _setp_pair(execution: Execution, instruction: Instruction, guard: Condition) -> None:
     first = instruction.operands[0]
     assert isinstance(first, Vector)
-    for name, value in zip(first.elements, _setp_values(execution, instruction)):
+    for name, value in zip(first.elements, _setp_values(execution, instruction), strict=False):
         if isinstance(name, str):
             execution.environment[name] = under_guard(execution, guard, value, execution.environment.get(name))
 

@@ -28,6 +28,7 @@ BLOCKS = 8_000
 POLYNOMIAL_TERMS = 48
 EXPRESSION_DEPTH = 60
 ALTERNATIVES = 24  # values that one join, select or indexed parameter can stand for
+GATED_ALTERNATIVES = 6  # of these, how many may each have a condition of their own
 ENVIRONMENT_ENTRIES = 3_000_000  # values kept over all blocks of a kernel
 
 # Evaluation of one access.

@@ -75,21 +75,28 @@ class PhiSolutions:
         if values is None or phi.first is None:
             return None
         here = Poly({(atom,): 1})
-        values = [value for value in values if value != here]
-        if not values:
+        counter, chain = self.counter(number), self._flow.chain(number)
+        if all(value == here for value in values):
             return phi.first  # never changes
-        if len(values) == 1:
-            amount = values[0] - here
-            if number not in amount.loops:
-                if len(phi.next) == 1 or all(v == values[0] for v in self._next_values(phi, rewriter) or ()):
-                    return phi.first + amount * self.counter(number)
-            # The value of the iteration before, of something that is known in each iteration.
-            if not _mentions(values[0], atom) and _only_counters(values[0], number):
-                counter = self.counter(number)
-                back = Rewriter(self._atoms, lambda a: counter - const(1) if a.kind == "loop" and a.args[0] == number else None)
-                return self._atoms.either((phi.first, back.poly(values[0])))
+        amounts = [value - here for value in values]
+        if len(amounts) == 1 and number not in amounts[0].loops:
+            return phi.first + amounts[0] * counter
+        steps = [amount.constant for amount in amounts]
+        known = [amount for amount in steps if amount is not None]
+        if len(known) == len(steps):
+            # One amount or another in each iteration.
+            least, most = min(known), max(known)
+            return phi.first + counter.scaled(least) + self._atoms.upto(counter.scaled(most - least), chain)
+        # The value of the iteration before, of something that is known in each iteration.
+        if len(values) == 1 and not _mentions(values[0], atom) and _only_counters(values[0], number):
+            back = Rewriter(
+                self._atoms,
+                lambda a: counter - const(1) if a.kind == "loop" and a.args[0] == number else None,
+                keep_gates=False,
+            )
+            return self._atoms.either((phi.first, back.poly(values[0])), chain)
         if all(number not in value.loops for value in values):
-            return self._atoms.either((phi.first, *values))
+            return self._atoms.either((phi.first, *values), chain)
         return None
 
     def _fallback(self, number: int, atom: Atom, rewriter: Rewriter) -> Poly:
@@ -123,9 +130,11 @@ class PhiSolutions:
             if number is None or number < 1 or not isinstance(dividend, Poly):
                 return None
             inner = _atom(dividend) if _single(dividend) else None
-            if dividend != here and not (inner is not None and inner.kind == "ext" and inner.args[0] == here and inner.args[1] == 32):
+            if dividend != here and not (
+                inner is not None and inner.kind == "ext" and inner.args[0] == here and inner.args[1] == 32
+            ):
                 return None
-        return self._atoms.atom("upto", self._atoms.ext(phi.first, 32, False), loops=self._flow.chain(phi.loop))
+        return self._atoms.upto(self._atoms.ext(phi.first, 32, False), self._flow.chain(phi.loop))
 
 
 def _atom(value: Poly) -> Atom:

@@ -54,9 +54,10 @@ def address_of(execution: Execution, operand: Operand) -> Poly | None:
 
 def _place(execution: Execution, address: Poly) -> tuple[str, int | None] | None:
     """The variable of local or parameter memory that an address lies in, and its offset there if that is known."""
-    names = execution.windows(address)
-    own = {str(a.args[0]) for m in address.terms for a in m if a.kind == "window"} & execution.parameters.keys()
-    names |= own
+    names = {str(a.args[0]) for m in address.terms for a in m if a.kind == "window"}
+    names = {n for n in names if n in execution.parameters or execution.variables.get(n) in ("local", "param")}
+    # Where only one of several alternatives is local memory, the access may be one of global memory.
+    execution.slots.lost |= execution.windows(address) - names
     if not names:
         return None
     if len(names) > 1:
@@ -107,9 +108,9 @@ def _load(execution: Execution, instruction: Instruction, guard: Condition) -> N
             value = _loaded(execution, size, signed)
         if index < len(results):
             _set(execution, results[index], value, guard)
-    if place is None and not spaces & SHARED_SPACES and not spaces & {"local", "param", "param::entry", "param::func"}:
-        if not _is_shared(execution, address):
-            record(execution, instruction, Kind.LOAD, address, const(size * elements), guard)
+    own_spaces = SHARED_SPACES | {"local", "param", "param::entry", "param::func"}
+    if place is None and not spaces & own_spaces and not _is_shared(execution, address):
+        record(execution, instruction, Kind.LOAD, address, const(size * elements), guard)
 
 
 def _loaded(execution: Execution, size: int, signed: bool) -> Poly:
@@ -159,7 +160,13 @@ def _load_indexed(execution: Execution, name: str, element: int, size: int, sign
         if slot_size != size or (name, offset, slot_size) not in execution.good_slots or not isinstance(value, Poly):
             return _loaded(execution, size, signed) if size <= 8 else None
         values.append(value)
-    return execution.atoms.either(values) if values else _loaded(execution, size, signed) if size <= 8 else None
+    return (
+        execution.atoms.either(values, execution.block_loops)
+        if values
+        else _loaded(execution, size, signed)
+        if size <= 8
+        else None
+    )
 
 
 def _store(execution: Execution, instruction: Instruction, guard: Condition) -> None:

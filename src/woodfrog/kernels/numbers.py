@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import cast
 
 from woodfrog.kernels import limits
-from woodfrog.kernels.space import UNBOUNDED, Form, Space
-from woodfrog.kernels.template import Launch
+from woodfrog.kernels.space import UNBOUNDED, Form, InfeasibleError, Space
+from woodfrog.kernels.template import Launch, Step, Template
 from woodfrog.kernels.values import Atom, Condition, Poly
 
 _LARGEST_SHIFT = 128
 
 
-class Choice(Exception):  # noqa: N818 (a way of control, not an error)
+class Choice(Exception):
     """An address has alternatives; each of `count` must be evaluated by itself."""
 
     def __init__(self, atom: Atom, count: int) -> None:
@@ -28,18 +28,19 @@ class Choice(Exception):  # noqa: N818 (a way of control, not an error)
 class Numbers:
     """Turns polynomials into forms, once for each atom."""
 
-    def __init__(self, launch: Launch, space: Space) -> None:
+    def __init__(self, template: Template, launch: Launch, space: Space) -> None:
+        self.template = template
         self.launch = launch
         self.space = space
         self.chosen: dict[Atom, int] = {}
-        self.conditions: list[Condition] = []  # of the alternatives that were chosen
+        self.conditions: list[Step] = []  # of the alternatives that were chosen
         self.splits = False  # whether alternatives are told apart (Choice) or joined into bounds
         self.inexact = False
         self._forms: dict[Atom, Form] = {}
         self._counters: dict[int, int] = {}  # loops → the variable of their counter
 
     def copy(self) -> Numbers:
-        new = Numbers(self.launch, self.space.copy())
+        new = Numbers(self.template, self.launch, self.space.copy())
         new._forms = dict(self._forms)
         new._counters = dict(self._counters)
         new.inexact = self.inexact
@@ -53,6 +54,16 @@ class Numbers:
 
             condition = cast(Condition, atom.args[0])
             self.conditions.append(negate(condition) if index else condition)
+        gate = self._gate(atom, index)
+        if gate is not None:
+            self.conditions += gate[0]
+
+    def _gate(self, atom: Atom, index: int) -> tuple[tuple[Step, ...], bool] | None:
+        """What holds where an `either` has its alternative number `index`, if that is known."""
+        if atom.kind != "either" or atom.args[1] is None:
+            return None
+        block, sources = cast("tuple[int, tuple[int, ...]]", atom.args[1])
+        return self.template.gates.get((block, sources[index]))
 
     def address(self, value: Poly, bases: list[int]) -> Form:
         """The form of an address; `bases` gets what may be pointers in it."""
@@ -93,13 +104,15 @@ class Numbers:
             parts = list(values)
         else:
             parts = list(cast("tuple[Poly, ...]", atom.args[0] if atom.kind == "either" else atom.args[1:]))
-        if atom.kind != "select":
-            self.inexact = True
         if len(parts) == 1:
             return parts[0]
         if atom not in self.chosen:
             raise Choice(atom, len(parts))
-        return parts[self.chosen[atom]]
+        index = self.chosen[atom]
+        gate = self._gate(atom, index)
+        if atom.kind != "select" and not (gate is not None and gate[1]):
+            self.inexact = True
+        return parts[index]
 
     def form(self, value: Poly) -> Form:
         """A polynomial as a form; not reduced."""
@@ -114,9 +127,12 @@ class Numbers:
         return result
 
     def loop_counter(self, loop: int) -> int:
-        """The variable of a loop's counter: unbounded until the loop's conditions are required."""
+        """The variable of a loop's counter, bounded as far as the loop's conditions bound it."""
         if loop not in self._counters:
             self._counters[loop] = next(iter(self.space.variable(0, UNBOUNDED).terms))
+            from woodfrog.kernels.constraints import Constraints
+
+            Constraints(self).bound_counter(self.template.loops[loop], self._counters[loop])
         return self._counters[loop]
 
     def bounds(self, value: Poly) -> tuple[int, int]:
@@ -137,6 +153,8 @@ class Numbers:
         return self._hull([x * y for x in a for y in b])
 
     def _hull(self, values: list[int]) -> Form:
+        if not values:
+            raise InfeasibleError
         low, high = max(min(values), -UNBOUNDED), min(max(values), UNBOUNDED)
         return self.space.variable(low, high, hull=True)
 
@@ -205,7 +223,25 @@ class Numbers:
             if known is not None:
                 return self.form(cast(Poly, atom.args[1 if known else 2]))
         parts = cast("tuple[Poly, ...]", atom.args[0] if atom.kind == "either" else atom.args[1:])
-        return self._hull([bound for part in parts for bound in self.bounds(part)])
+        return self._hull(
+            [bound for index, part in enumerate(parts) for bound in self._gated_bounds(atom, index, part)]
+        )
+
+    def _gated_bounds(self, atom: Atom, index: int, part: Poly) -> tuple[int, ...]:
+        """Bounds of an alternative where it is taken; none if it never is."""
+        gate = self._gate(atom, index)
+        if gate is None or not gate[0]:
+            return self.bounds(part)
+        from woodfrog.kernels.constraints import Constraints
+
+        there = self.copy()
+        try:
+            constraints = Constraints(there)
+            for step in gate[0]:
+                constraints.step(step)
+            return there.bounds(part)
+        except InfeasibleError:
+            return ()
 
     def _parameter_values(self, atom: Atom) -> list[int] | None:
         """The values of all parameter slots that a computed offset can name; None when there are too many."""
@@ -246,7 +282,11 @@ class Numbers:
         low, high = self.space.bounds(by)
         a = self.space.bounds(form)
         if low <= 0:
-            return self._hull([-UNBOUNDED, UNBOUNDED]) if low <= 0 <= high else self._hull([-abs(x) - 1 for x in a] + [abs(x) for x in a])
+            return (
+                self._hull([-UNBOUNDED, UNBOUNDED])
+                if low <= 0 <= high
+                else self._hull([-abs(x) - 1 for x in a] + [abs(x) for x in a])
+            )
         return self._hull([x // y for x in a for y in (low, high)])
 
     def _magic(self, form: Form, power: int) -> Form | None:

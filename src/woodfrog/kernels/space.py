@@ -220,12 +220,12 @@ class Space:
     def _split(self, rest: Form, divisor: int) -> Form | None:
         """rest // divisor where rest is a multiple of one variable: that variable becomes quotient and remainder."""
         if len(rest.terms) > 1:
-            total = self.sum_variable(rest)
-            if total is None:
+            whole = self.sum_variable(rest)
+            if whole is None:
                 return None
-            rest = total
+            rest = whole
         ((v, c),) = rest.terms.items()
-        if c < 0 or divisor % c or v in self.hull or self._member_of.get(v) or self.high[v] > _FAR:
+        if c < 0 or divisor % c or v in self.hull or self.high[v] > _FAR:
             return None
         step, offset = divisor // c, rest.constant // c
         if offset:
@@ -238,9 +238,16 @@ class Space:
             return quotient
         remainder = self.variable(0, step - 1)
         self._replaced[v] = quotient.scaled(step).plus(remainder)
+        (q,), (r,) = quotient.terms, remainder.terms
+        for index, (parts, total) in enumerate(self._composites):
+            if v in parts:
+                new = {other: c for other, c in parts.items() if other != v}
+                new.update({q: parts[v] * step, r: parts[v]})
+                self._composites[index] = (new, total)
+                self._member_of[q] = self._member_of.get(q, 0) + 1
+                self._member_of[r] = self._member_of.get(r, 0) + 1
         if low % step or (high + 1) % step:
             # Not all pairs occur: their sum is known, and stays a variable of its own.
-            (q,), (r,) = quotient.terms, remainder.terms
             self._compose({r: 1, q: step}, low, high)
         return quotient
 

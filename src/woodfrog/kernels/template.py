@@ -91,6 +91,10 @@ class Template:
     parameters: tuple[ParameterLayout, ...]
     accesses: tuple[Access, ...]
     fallback: str = ""  # why the kernel could not be analysed; it then has one access to everything
+    loops: tuple[LoopFact, ...] = ()  # in the order of their numbers
+    # For each way into a block where ways join (block, block it comes from): what holds there beyond what holds at the
+    # last block before that all ways share, and whether that is all that decides.
+    gates: Mapping[tuple[int, int], tuple[tuple[Step, ...], bool]] = field(default_factory=dict)
     symbols: tuple[str, ...] = ()  # module variables whose addresses the evaluation needs
     files: Mapping[int, str] = field(default_factory=dict)
 

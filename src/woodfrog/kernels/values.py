@@ -1,15 +1,15 @@
 """Symbolic values: polynomials over atoms, and conditions on them.
 
-A register of w bits holds a polynomial p and stands for p modulo 2**w. Atoms are true integers: a parameter, an index, a
-loop counter, or a function of polynomials (`ext` reads a polynomial as an integer of a type). Addition, subtraction and
-multiplication are exact modulo 2**w, so wrap-around has to be thought of only where a value is *read*: by `ext`.
+A register of w bits holds a polynomial p and stands for p modulo 2**w. Atoms are true integers: a parameter, an index,
+a loop counter, or a function of polynomials (`ext` reads a polynomial as an integer of a type). Addition, subtraction
+and multiplication are exact modulo 2**w, so wrap-around has to be thought of only where a value is *read*: by `ext`.
 Nothing here knows instructions or launches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple, Union
+from typing import NamedTuple
 
 from woodfrog.kernels import limits
 
@@ -26,7 +26,8 @@ class Atom:
     loop      (loop number,)                      iterations of a loop that are complete
     phi       (loop number, key, width)           a value at a loop's head; gone once the loop is solved
     unknown   (number, low, high, reason)         decided by memory contents or by what is not modelled
-    either    (alternatives,)                     one of several polynomials
+    either    (alternatives, gates)               one of several polynomials; gates, where they are known, are the block
+                                                  where ways join and, for each alternative, the block it comes from
     select    (condition, Poly, Poly)
     ext       (Poly, width, signed)               the integer that these bits are
     floordiv  (Poly, Poly)                        of integers, rounding down
@@ -34,7 +35,7 @@ class Atom:
     and/or/xor (Poly, Poly)                       of non-negative integers
     min/max   (Poly, Poly)
     pow2      (Poly, width)                       2**Poly, 0 from 2**width on
-    upto      (Poly,)                             some integer from 0 to Poly
+    upto      (Poly, number)                      some integer from 0 to Poly; the number tells them apart
     symbol    (name,)                             address of a module variable
     window    (name,)                             address of shared, local or parameter memory
     """
@@ -162,7 +163,7 @@ TRUE = Condition("true")
 FALSE = Condition("false")
 UNKNOWN = Condition("unknown")
 _OPPOSITE = {"lt": "ge", "le": "gt", "gt": "le", "ge": "lt", "eq": "ne", "ne": "eq"}
-Value = Union[Poly, Condition, None]
+Value = Poly | Condition | None
 
 
 def negate(condition: Condition) -> Condition:
@@ -240,7 +241,7 @@ class Atoms:
                 elif isinstance(arg, Condition):
                     loops |= condition_loops(arg)
                     depth = max(depth, condition_depth(arg))
-                elif kind == "either" and isinstance(arg, tuple):
+                elif kind == "either" and isinstance(arg, tuple) and isinstance(arg[0], Poly):
                     for alternative in arg:
                         loops |= alternative.loops
                         depth = max(depth, alternative.depth)
@@ -251,6 +252,11 @@ class Atoms:
         """A value that is not followed: anything from `low` to `high`."""
         self._unknowns += 1
         return self.atom("unknown", self._unknowns, low, high, reason, loops=loops)
+
+    def upto(self, most: Poly, loops: frozenset[int]) -> Poly:
+        """Some integer from 0 to `most`."""
+        self._unknowns += 1
+        return self.atom("upto", most, self._unknowns, loops=loops)
 
     def limited(self, value: Poly, width: int, reason: str = "too large an expression") -> Poly:
         """`value`, or an unknown where it has grown beyond the cap."""
@@ -293,25 +299,36 @@ class Atoms:
             return self.floordiv(left, right)
         return self.atom("truncdiv", left, right)
 
-    def either(self, alternatives: Iterable[Poly]) -> Poly:
+    def either(
+        self,
+        alternatives: Iterable[Poly],
+        loops: frozenset[int],
+        gates: tuple[int, tuple[int, ...]] | None = None,
+    ) -> Poly:
+        """One of several values; which of them may change in each iteration of `loops`."""
+        alternatives = list(alternatives)
+        if gates is not None and len(set(alternatives)) > 1 and len(alternatives) <= limits.GATED_ALTERNATIVES:
+            return self.atom("either", tuple(alternatives), gates, loops=loops)
         flat: list[Poly] = []
         for alternative in alternatives:
             only = _single(alternative)
-            for piece in only.args[0] if only is not None and only.kind == "either" else (alternative,):  # type: ignore[attr-defined]
+            parts = only.args[0] if only is not None and only.kind == "either" else (alternative,)
+            if only is not None and only.kind == "either":
+                loops |= only.loops
+            for piece in parts:  # type: ignore[attr-defined]
                 if piece not in flat:
                     flat.append(piece)
         if len(flat) == 1:
             return flat[0]
         if len(flat) > limits.ALTERNATIVES:
-            loops: frozenset[int] = frozenset()
             return self.unknown(0, (1 << 64) - 1, "too many possible values", loops.union(*(p.loops for p in flat)))
-        return self.atom("either", tuple(flat))
+        return self.atom("either", tuple(flat), None, loops=loops)
 
 
 def _single(value: Poly) -> Atom | None:
     """The atom that `value` consists of, if it is just one."""
     if len(value.terms) == 1:
-        (monomial, coefficient), = value.terms.items()
+        ((monomial, coefficient),) = value.terms.items()
         if coefficient == 1 and len(monomial) == 1:
             return monomial[0]
     return None
@@ -364,16 +381,20 @@ def atom_bounds(atom: Atom) -> tuple[int, int] | None:
 
 
 class Rewriter:
-    """Replaces atoms throughout polynomials and conditions, once each."""
+    """Replaces atoms throughout polynomials and conditions, once each.
 
-    def __init__(self, atoms: Atoms, replace: Callable[[Atom], Poly | None]) -> None:
+    `keep_gates` False: what an `either` depends on is forgotten; for values that are moved to another iteration.
+    """
+
+    def __init__(self, atoms: Atoms, replace: Callable[[Atom], Poly | None], *, keep_gates: bool = True) -> None:
         self._atoms = atoms
+        self._keep_gates = keep_gates
         self._replace = replace
         self._done: dict[Atom, Poly] = {}
 
     def poly(self, value: Poly) -> Poly:
         result: Poly | None = None
-        for monomial, coefficient in value.terms.items():
+        for monomial in value.terms:
             if all(self._atom(atom).terms == {(atom,): 1} for atom in monomial):
                 continue
             result = ZERO
@@ -398,7 +419,8 @@ class Rewriter:
             result = replaced
         else:
             args = tuple(self._arg(arg) for arg in atom.args)
-            if args == atom.args:
+            has_gates = atom.kind == "either" and atom.args[1] is not None
+            if args == atom.args and (self._keep_gates or not has_gates):
                 result = Poly({(atom,): 1})
             elif atom.kind == "ext":
                 result = self._atoms.ext(*args)  # type: ignore[arg-type]
@@ -407,9 +429,12 @@ class Rewriter:
             elif atom.kind == "truncdiv":
                 result = self._atoms.truncdiv(*args)  # type: ignore[arg-type]
             elif atom.kind == "either":
-                result = self._atoms.either(args[0])  # type: ignore[arg-type]
+                gates = args[1] if self._keep_gates else None
+                result = self._atoms.either(args[0], atom.loops, gates)  # type: ignore[arg-type]
             else:
-                result = self._atoms.atom(atom.kind, *args)
+                # A choice may change with loops that its parts do not mention.
+                loops = atom.loops if atom.kind in ("select", "upto") else frozenset()
+                result = self._atoms.atom(atom.kind, *args, loops=loops)
         self._done[atom] = result
         return result
 

@@ -11,7 +11,8 @@ import contextlib
 import logging
 import os
 import re
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from woodfrog.errors import NoSpaceError, NotFoundError, TargetState, UsageError, WoodfrogError
@@ -37,7 +38,8 @@ log = logging.getLogger(__name__)
 
 # The ring that data streams through when the arena cannot hold all of it: enough to keep bus and disk busy at once.
 RING_BYTES = 1 << 30
-SMALLEST_RING_BYTES = 64 << 20
+SMALLEST_RING_BYTES = 16 << 20
+ALIGNMENT_BYTES = 2 << 20  # of the arena's accounting
 REAP_TIMEOUT_S = 5.0  # of what is our own child; the reaper's thread does it within milliseconds
 
 
@@ -53,7 +55,7 @@ class CheckpointRequest:
     timeout_s: float = 30.0
 
 
-@dataclass
+@dataclass(frozen=True)
 class CheckpointPlan:
     """What the survey decided; can be printed. `ring`: the arena cannot hold the data, it streams to the disk."""
 
@@ -63,7 +65,6 @@ class CheckpointPlan:
     ring: bool
     arena_bytes: int
     disk_bytes: int
-    phases: list[str] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -74,7 +75,6 @@ class CheckpointPlan:
             "ring": self.ring,
             "arena_bytes": self.arena_bytes,
             "disk_bytes": self.disk_bytes,
-            "phases": self.phases,
         }
 
 
@@ -143,6 +143,7 @@ class Checkpoint:
             self._criu = context.criu()
         surveyed = survey(context, request.root_pid, image=request.cpu)
         self._plan = self._make_plan(surveyed)
+        log.info("plan of the checkpoint: %s", self._plan.to_dict())
 
     def _make_plan(self, surveyed: Surveyed) -> CheckpointPlan:
         request, context = self._request, self._context
@@ -167,14 +168,14 @@ class Checkpoint:
     def _prepare(self) -> None:
         """Memory and disk at hand while the target still runs: it shall not wait for either."""
         context, request, surveyed = self._context, self._request, self._planned.surveyed
-        for device in surveyed.devices:
-            if not device.owned_bytes:
-                continue
-            node = context.devices.node_of(device.uuid)
-            if self._planned.ring:
-                self._spaces[device.ordinal] = take_ring(context.arenas, device.owned_bytes, surveyed.user)
-            else:
-                self._spaces[device.ordinal] = Space.take(context.arenas, device.owned_bytes, surveyed.user, node=node)
+        used = {device.ordinal: device for device in surveyed.devices if device.owned_bytes}
+        if self._planned.ring:
+            sizes = {ordinal: device.owned_bytes for ordinal, device in used.items()}
+            self._spaces = take_rings(context.arenas, sizes, surveyed.user)
+        else:
+            for ordinal, device in used.items():
+                node = context.devices.node_of(device.uuid)
+                self._spaces[ordinal] = Space.take(context.arenas, device.owned_bytes, surveyed.user, node=node)
         self._writer = context.store(request.store).begin(self._planned.name)
         self._frozen = FrozenTarget(context, surveyed.notes("checkpoint", stop=request.stop, store=request.store))
         self._frozen.notes.directory = str(self._writer.directory)
@@ -205,9 +206,7 @@ class Checkpoint:
         for file in data.files:
             if self._planned.ring:
                 if file.device not in self._spaces:
-                    self._spaces[file.device] = take_ring(
-                        self._context.arenas, file.size_bytes, self._target.notes.user
-                    )
+                    self._spaces |= take_rings(self._context.arenas, {file.device: file.size_bytes}, user)
             elif file.device in self._spaces:
                 self._spaces[file.device].extend(file.size_bytes)
             else:
@@ -369,13 +368,25 @@ def end_tree(context: Context, root_pid: int, alive: bool) -> None:
             context.reaper.wait(identity, REAP_TIMEOUT_S)
 
 
-def take_ring(arenas: Arenas, data_bytes: int, user: int) -> Space:
-    """A contiguous part of the arena for `data_bytes` to stream through; NoSpaceError when there is none."""
-    wanted = min(RING_BYTES, data_bytes)
-    ring = min(wanted, arenas.largest_free_bytes())
-    if ring < min(SMALLEST_RING_BYTES, data_bytes):
-        raise NoSpaceError(
-            f"the host arena's largest free part has {ring >> 20} MiB, a ring needs {SMALLEST_RING_BYTES >> 20} MiB",
-            advice="resume or stop suspended targets, or start the daemon with a larger --arena",
-        )
-    return Space.take(arenas, ring, user, contiguous=True)
+def take_rings(arenas: Arenas, sizes_bytes: Mapping[int, int], user: int) -> dict[int, Space]:
+    """Parts of the arena for data of these sizes to stream through, one for each key; NoSpaceError takes nothing.
+
+    Each is contiguous, and none takes what the others need.
+    """
+    rings: dict[int, Space] = {}
+    try:
+        for key, data_bytes in sizes_bytes.items():
+            share = arenas.largest_free_bytes() // (len(sizes_bytes) - len(rings))
+            ring = min(RING_BYTES, data_bytes, share - share % ALIGNMENT_BYTES)
+            if ring < min(SMALLEST_RING_BYTES, data_bytes):
+                raise NoSpaceError(
+                    f"the host arena has {arenas.free_bytes >> 20} MiB free; each of {len(sizes_bytes)} rings needs "
+                    f"{SMALLEST_RING_BYTES >> 20} MiB in one piece",
+                    advice="resume or stop suspended targets, or start the daemon with a larger --arena",
+                )
+            rings[key] = Space.take(arenas, ring, user, contiguous=True)
+    except BaseException:
+        for space in rings.values():
+            space.free()
+        raise
+    return rings

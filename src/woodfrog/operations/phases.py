@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from woodfrog.errors import NoSpaceError, TargetState, TimeoutExceededError, WoodfrogError
+from woodfrog.errors import BadImageError, NoSpaceError, TargetState, TimeoutExceededError, WoodfrogError
 from woodfrog.faults import fault_point
 
 log = logging.getLogger(__name__)
@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 Event = dict[str, Any]
 Emit = Callable[[Event], None]
 
+CUDA_ERROR_OUT_OF_MEMORY = 2  # cuda.h
 PROGRESS_INTERVAL_S = 0.1  # ten events a second move a progress bar smoothly and cost nothing
 
 
@@ -265,20 +266,9 @@ def as_woodfrog_error(failure: BaseException, phase: str) -> WoodfrogError:
     if isinstance(failure, WoodfrogError):
         failure.phase = failure.phase or phase
         return failure
-    if isinstance(failure, OSError) and failure.errno in (errno.ENOSPC, errno.EDQUOT):
-        where = f" ({failure.filename})" if failure.filename else ""
-        return NoSpaceError(
-            f"no space left on the device{where}", advice="free space there or choose another store", phase=phase
-        )
-    code = getattr(failure, "code", None)
-    if code == -errno.ENOSPC or code == -errno.EDQUOT:
-        return NoSpaceError(
-            f"no space left on the device: {failure}", advice="free space there or choose another store", phase=phase
-        )
-    if type(failure).__name__ == "CancelledError":  # of woodfrog._native.transfer, which need not be importable here
-        return CancelledOperationError(f"{phase} was cancelled", phase=phase)
-    if isinstance(failure, MemoryError):
-        return NoSpaceError(f"host memory does not suffice: {failure}", phase=phase)
+    known = _of_the_system(failure, phase) or _of_a_transfer(failure, phase)
+    if known is not None:
+        return known
     log.error("unforeseen failure in phase %s", phase, exc_info=failure)
     return WoodfrogError(
         f"{type(failure).__name__}: {failure}",
@@ -286,3 +276,41 @@ def as_woodfrog_error(failure: BaseException, phase: str) -> WoodfrogError:
         target_state=TargetState.NONE,
         advice="see daemon.log in the runtime directory",
     )
+
+
+def _of_the_system(failure: BaseException, phase: str) -> WoodfrogError | None:
+    if isinstance(failure, OSError) and failure.errno in (errno.ENOSPC, errno.EDQUOT):
+        where = f" ({failure.filename})" if failure.filename else ""
+        return NoSpaceError(
+            f"no space left on the device{where}", advice="free space there or choose another store", phase=phase
+        )
+    if isinstance(failure, MemoryError):
+        return NoSpaceError(f"host memory does not suffice: {failure}", phase=phase)
+    return None
+
+
+def _of_a_transfer(failure: BaseException, phase: str) -> WoodfrogError | None:
+    """Errors of woodfrog._native.transfer, by name and code: this module works where that one cannot be loaded."""
+    name = type(failure).__name__
+    code = getattr(failure, "code", None)
+    if name == "CancelledError":
+        return CancelledOperationError(f"{phase} was cancelled", phase=phase)
+    if name == "IntegrityError":
+        return BadImageError(
+            f"the image's data is not what its manifest says: {failure}",
+            advice="`woodfrog verify` tells which parts are damaged; use another image",
+            phase=phase,
+        )
+    if code in (-errno.ENOSPC, -errno.EDQUOT):
+        return NoSpaceError(
+            f"no space left on the device: {failure}", advice="free space there or choose another store", phase=phase
+        )
+    if code == -errno.ENOMEM:
+        return NoSpaceError(f"host memory does not suffice: {failure}", phase=phase)
+    if code == CUDA_ERROR_OUT_OF_MEMORY:
+        return NoSpaceError(
+            f"the GPU's memory does not suffice: {failure}",
+            advice="end or suspend what uses that GPU, or choose another one with --gpu",
+            phase=phase,
+        )
+    return None

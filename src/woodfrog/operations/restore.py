@@ -22,7 +22,7 @@ from woodfrog.errors import BadImageError, RefusedError, TargetState, WoodfrogEr
 from woodfrog.image import compatibility
 from woodfrog.image.image import Image
 from woodfrog.operations import machine, room
-from woodfrog.operations.checkpoint import end_tree, take_ring
+from woodfrog.operations.checkpoint import end_tree, take_rings
 from woodfrog.operations.context import Context
 from woodfrog.operations.data import GpuData
 from woodfrog.operations.frozen import FrozenTarget
@@ -145,6 +145,7 @@ class Restore:
             cpu_bytes=manifest.cpu_bytes,
             warnings=[finding.reason for finding in findings],
         )
+        log.info("plan of the restore: %s", self._plan.to_dict())
         self._notes = self._make_notes(manifest, pairs)
         self._data = GpuData(context.devices, self._notes.handles, self._notes.devices)
         self._require_room(manifest)
@@ -153,8 +154,9 @@ class Restore:
         """A ring for each data file to stream through."""
         assert self._data is not None
         assert self._notes is not None
-        for file in self._data.files:
-            self._rings.append(take_ring(self._context.arenas, file.size_bytes, self._notes.user))
+        sizes = {file.file: file.size_bytes for file in self._data.files}
+        rings = take_rings(self._context.arenas, sizes, self._notes.user)
+        self._rings = [rings[file.file] for file in self._data.files]
 
     def _refuse_other_runtime_directory(self, manifest: Manifest) -> None:
         """A restored agent looks for the daemon where it was told to when it was started."""

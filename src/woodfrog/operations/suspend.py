@@ -56,7 +56,7 @@ class Suspend:
         self._data: GpuData | None = None
         self._spaces: dict[int, Space] = {}
         self._record: Record | None = None
-        self._surveyed: Surveyed | None = None
+        self._plan: SuspendPlan | None = None
 
     def run(self) -> dict[str, Any]:
         """Do it; the result as `daemon.sock` carries it. Raises a WoodfrogError with the target's state."""
@@ -90,12 +90,13 @@ class Suspend:
         to_populate = max(0, surveyed.owned_bytes - self._context.arenas.prepared_bytes)
         room.require_host(control_bytes + to_populate, "suspending the target", surveyed.pid)
         require_arena(self._context, surveyed)
-        self._surveyed = surveyed
+        self._plan = SuspendPlan(surveyed, surveyed.owned_bytes)
+        log.info("plan of the suspend: %s", self._plan.to_dict())
 
     def _prepare(self) -> None:
         """Memory at hand while the target still runs: it shall not wait for it."""
-        surveyed = self._surveyed
-        assert surveyed is not None
+        assert self._plan is not None
+        surveyed = self._plan.surveyed
         for device in surveyed.devices:
             if device.owned_bytes:
                 node = self._context.devices.node_of(device.uuid)

@@ -10,8 +10,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import support
-from agents import Listener, Target
+import interposer_support as support
+from interposer_agents import Listener, Target
 
 
 @pytest.fixture(scope="session")

@@ -6,17 +6,17 @@ interposer. What they print must be equal, line by line.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import interposer_support as support
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-import support
 
 GRANULE = 2 << 20
 # The driver takes memory for small allocations in units of its own choosing: the same amount in both processes, but
@@ -34,11 +34,13 @@ class Caller:
             stdout=subprocess.PIPE,
             text=True,
             env=support.environment(
+                {
+                    "WOODFROG_SIMGPU_DEVICES": "2",
+                    "WOODFROG_SIMGPU_MEMORY": "256MiB",
+                    # A machine of its own: simulated GPUs are shared by the processes of one machine.
+                    "WOODFROG_SIMGPU_MACHINE": f"conformance-{os.getpid()}-{next(_machines)}",
+                },
                 interposed=interposed,
-                WOODFROG_SIMGPU_DEVICES="2",
-                WOODFROG_SIMGPU_MEMORY="256MiB",
-                # A machine of its own: simulated GPUs are shared by the processes of one machine, as real ones are.
-                WOODFROG_SIMGPU_MACHINE=f"conformance-{os.getpid()}-{interposed:d}",
             ),
         )
 
@@ -58,11 +60,37 @@ class Caller:
         return self.process.wait(timeout=30)
 
 
+class Pair:
+    """A process without and one with the interposer, new ones after a difference: what went wrong may last."""
+
+    def __init__(self, program: Path) -> None:
+        self._program = program
+        self._callers: list[Caller] = []
+
+    def run(self, calls: list[str]) -> tuple[list[str], list[str]]:
+        if not self._callers:
+            self._callers = [Caller(self._program, interposed=interposed) for interposed in (False, True)]
+        without, interposed = (caller.run(calls) for caller in self._callers)
+        return without, interposed
+
+    def discard(self) -> None:
+        for caller in self._callers:
+            caller.process.kill()
+            caller.process.wait()
+        self._callers = []
+
+    def close(self) -> list[int]:
+        return [caller.close() for caller in self._callers]
+
+
+_machines = itertools.count()
+
+
 @pytest.fixture(scope="module")
-def pair(calls_program: Path) -> Iterator[tuple[Caller, Caller]]:
-    callers = Caller(calls_program, interposed=False), Caller(calls_program, interposed=True)
+def pair(calls_program: Path) -> Iterator[Pair]:
+    callers = Pair(calls_program)
     yield callers
-    assert [caller.close() for caller in callers] == [0, 0]
+    assert set(callers.close()) <= {0}
 
 
 slot = st.integers(0, 7)
@@ -124,15 +152,20 @@ contexts = st.one_of(
 )
 
 
-def same(pair: tuple[Caller, Caller], calls: list[str]) -> None:
-    without, interposed = (caller.run(["reset", *calls, "reset"]) for caller in pair)
-    for expected, found in zip(without, interposed, strict=True):
-        used = [re.fullmatch(r"(info .* used )(-?\d+)", line) for line in (expected, found)]
-        if used[0] and used[1] and used[0].group(1) == used[1].group(1):
-            assert abs(int(used[0].group(2)) - int(used[1].group(2))) <= SMALL_UNITS_BYTES, (expected, found)
-        else:
-            assert found == expected
-    assert interposed[-1] == "reset: device 1 leaks 0 device 0 leaks 0 "
+def same(pair: Pair, calls: list[str]) -> None:
+    """Runs the calls in both processes, each starting anew, and compares what they print."""
+    try:
+        without, interposed = pair.run(["reset", *calls, "reset"])
+        for expected, found in zip(without, interposed, strict=True):
+            used = [re.fullmatch(r"(info .* used )(-?\d+)", line) for line in (expected, found)]
+            if used[0] and used[1] and used[0].group(1) == used[1].group(1):
+                assert abs(int(used[0].group(2)) - int(used[1].group(2))) <= SMALL_UNITS_BYTES, (expected, found)
+            else:
+                assert found == expected
+        assert interposed[-1] == "reset: device 1 leaks 0 device 0 leaks 0 "
+    except BaseException:
+        pair.discard()
+        raise
 
 
 quick = settings(
@@ -142,25 +175,41 @@ quick = settings(
 
 @quick
 @given(calls=st.lists(plain, min_size=4, max_size=40))
-def test_plain_allocations_look_the_same_to_the_application(pair: tuple[Caller, Caller], calls: list[str]) -> None:
+def test_plain_allocations_look_the_same_to_the_application(pair: Pair, calls: list[str]) -> None:
     same(pair, calls)
 
 
 @quick
 @given(calls=st.lists(virtual, min_size=4, max_size=40))
-def test_virtual_memory_calls_look_the_same_to_the_application(pair: tuple[Caller, Caller], calls: list[str]) -> None:
+def test_virtual_memory_calls_look_the_same_to_the_application(pair: Pair, calls: list[str]) -> None:
     same(pair, calls)
 
 
 @quick
 @given(calls=st.lists(st.one_of(plain, virtual, contexts), min_size=4, max_size=60))
-def test_a_mixture_over_contexts_and_devices_looks_the_same_to_the_application(
-    pair: tuple[Caller, Caller], calls: list[str]
-) -> None:
+def test_a_mixture_over_contexts_and_devices_looks_the_same_to_the_application(pair: Pair, calls: list[str]) -> None:
     same(pair, calls)
 
 
-def test_contents_survive_what_happens_around_them(pair: tuple[Caller, Caller]) -> None:
+@quick
+@given(
+    mode=st.integers(0, 2),
+    thread_mode=st.integers(0, 2),
+    before=st.lists(allocation, max_size=6),
+    calls=st.lists(
+        st.one_of(allocation, call("free", slot, st.just(0)), call("free_inside", slot, st.integers(1, 4096))),
+        min_size=1,
+        max_size=12,
+    ),
+)
+def test_calls_during_a_capture_look_the_same_to_the_application(
+    pair: Pair, mode: int, thread_mode: int, before: list[str], calls: list[str]
+) -> None:
+    inside = [f"exchange {thread_mode}", f"capture {mode}", *calls, "end_capture 0", "exchange 0"]
+    same(pair, [*before, *inside, *(f"attributes {number} 0" for number in range(8))])
+
+
+def test_contents_survive_what_happens_around_them(pair: Pair) -> None:
     calls = []
     for number in range(8):
         calls += [f"alloc {number} {300 * 1024 * (number + 1)}", f"fill {number} {number + 1}"]
@@ -170,7 +219,7 @@ def test_contents_survive_what_happens_around_them(pair: tuple[Caller, Caller]) 
     same(pair, calls)
 
 
-def test_memory_runs_out_and_is_whole_again_as_without_the_interposer(pair: tuple[Caller, Caller]) -> None:
+def test_memory_runs_out_and_is_whole_again_as_without_the_interposer(pair: Pair) -> None:
     calls = [f"alloc {number} {48 << 20}" for number in range(8)]
     calls += [f"free {number} 0" for number in range(0, 8, 2)]
     calls += [f"alloc {number} {30 << 20}" for number in range(8, 16)]

@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
-from woodfrog.errors import WoodfrogError
+from interposer_agents import DEADLINE_S, Listener, Target
 
-from agents import DEADLINE_S, Listener, Target
+from woodfrog.errors import WoodfrogError
 
 MIB = 1 << 20
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
+import interposer_support as support
 import pytest
-
-import support
 
 # 2 to 4 ns are seen on a quiet machine; a shared lock or an atomic operation in the path would cost 20 and more.
 MOST_NS = 15.0
@@ -29,9 +28,9 @@ def stub_folder(programs: Path) -> Path:
     return folder
 
 
-def measure(program: Path, *arguments: str, interposed: bool, **environment: str) -> float:
+def measure(program: Path, *arguments: str, interposed: bool, **settings: str) -> float:
     done = subprocess.run(
-        [program, *arguments], env=support.environment(interposed=interposed, **environment), capture_output=True,
+        [program, *arguments], env=support.environment(settings, interposed=interposed), capture_output=True,
         text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from woodfrog.errors import TimeoutExceededError
+from interposer_agents import DEADLINE_S, Listener, Target
 
-from agents import DEADLINE_S, Listener, Target
+from woodfrog.errors import TimeoutExceededError
 
 MIB = 1 << 20
 

@@ -6,9 +6,8 @@ import re
 import subprocess
 from pathlib import Path
 
+import interposer_support as support
 import pytest
-
-import support
 
 # What cudart asks for, and more of each kind.
 NAMES = ["cuInit", "cuMemAlloc", "cuMemFree", "cuLaunchKernel", "cuLaunchKernelEx", "cuMemcpyHtoDAsync", "cuCtxCreate",
@@ -32,13 +31,13 @@ def stub_driver(programs: Path) -> Path:
     return folder
 
 
-def run(program: Path, *arguments: str, **environment: str) -> list[str]:
-    done = subprocess.run(
-        [program, *arguments], env=support.environment(**environment), capture_output=True, text=True, timeout=60,
+def run(program: Path, *arguments: str, **settings: str) -> list[str]:
+    done: subprocess.CompletedProcess[str] = subprocess.run(
+        [program, *arguments], env=support.environment(settings), capture_output=True, text=True, timeout=60,
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout.splitlines()
+    return list(done.stdout.splitlines())
 
 
 def dynamic_symbols(library: Path, *options: str) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from product import Product
 
-from woodfrog.errors import NoSpaceError, RefusedError, TimeoutExceededError, UsageError
+from woodfrog.errors import BadImageError, NoSpaceError, RefusedError, TimeoutExceededError, UsageError
 
 SHAPES = {
     "one thread": [],
@@ -108,6 +108,29 @@ def test_a_target_moves_to_another_gpu(make_product: Callable[..., Product]) -> 
     restored.check_runs_right()
 
 
+@pytest.mark.parametrize("arena", ["64M", "256M"], ids=["ring", "arena"])
+def test_a_process_on_several_gpus_keeps_the_data_of_each(make_product: Callable[..., Product], arena: str) -> None:
+    product = make_product(environment={"WOODFROG_SIMGPU_DEVICES": "3"}, daemon_arguments=["--arena", arena])
+    target = product.run("--threads", "2", "--spread", "--idle-kib", str(70 << 10))
+    result = product.checkpoint(target)
+    assert result["ring"] is (arena == "64M")
+    target.wait_steps()
+    image = product.checkpoint(target, stop=True)["image"]
+    restored = product.restore(image, target.log, gpu_map={"0": "1", "1": "2", "2": "0"}, verify=True)
+    restored.wait_steps()
+    restored.check_runs_right()
+
+
+def test_a_process_on_several_gpus_is_suspended_and_resumed(make_product: Callable[..., Product]) -> None:
+    product = make_product(environment={"WOODFROG_SIMGPU_DEVICES": "3"})
+    target = product.run("--threads", "2", "--spread", "--idle-kib", "4096")
+    for _ in range(3):
+        product.call("suspend", target=target.pid)
+        product.call("resume", target=target.pid)
+        target.wait_steps()
+    target.check_runs_right()
+
+
 def test_work_that_does_not_come_to_rest_times_out_and_the_target_runs_on(product: Product) -> None:
     hold = product.root / "hold"
     target = product.run("--hold", str(hold))
@@ -127,6 +150,20 @@ def test_a_store_without_room_is_refused_before_the_target_is_touched(product: P
         product.call("checkpoint", target=target.pid, store="/proc/woodfrog")
     assert raised.value.target_state == "untouched"
     target.check_runs_right()
+
+
+def test_damaged_data_is_refused_by_the_restore_that_meets_it_and_nothing_is_left(product: Product) -> None:
+    target = product.run("--idle-kib", "4096")
+    result = product.checkpoint(target, stop=True)
+    with open(f"{result['path']}/gpu-0.data", "r+b") as data:
+        data.seek(3 << 20)
+        byte = data.read(1)[0]
+        data.seek(3 << 20)
+        data.write(bytes([byte ^ 1]))
+    with pytest.raises(BadImageError):
+        product.restore(result["image"], target.log)
+    assert not target.alive
+    assert product.gpu_free_bytes() == product.gpu_total_bytes()
 
 
 def test_restoring_beside_the_living_original_is_refused(product: Product) -> None:

@@ -19,7 +19,9 @@ class Driver:
     def __init__(self, make_product: Callable[..., Product], tmp_path: Path) -> None:
         self._file = tmp_path / "failures"
         self.recover()
-        self.product = make_product(environment={"WOODFROG_SIMGPU_FAIL": f"@{self._file}"})
+        self.product = make_product(
+            environment={"WOODFROG_SIMGPU_FAIL": f"@{self._file}", "WOODFROG_SIMGPU_MEMORY": "64MiB"}
+        )
 
     def fail(self, action: str, result: int, times: int = 1_000_000) -> None:
         self._file.write_text(f"{action}:{result}:{times}")
@@ -112,7 +114,7 @@ def test_a_restore_that_the_driver_refuses_leaves_nothing_and_can_be_tried_again
 def test_memory_that_cannot_be_had_for_a_resume_leaves_the_target_suspended(driver: Driver) -> None:
     target = driver.product.run("--idle-kib", "2048", name="sleeper")
     driver.product.call("suspend", target="sleeper")
-    hog = driver.product.run("--idle-kib", str(2040 << 10))  # of the GPU's 2 GiB
+    hog = driver.product.run("--idle-kib", str(56 << 10))  # of the GPU's 64 MiB
     with pytest.raises(NoSpaceError):
         driver.product.call("resume", target="sleeper")
     hog.finish()

@@ -132,3 +132,30 @@ def test_two_gpu_processes_in_one_tree_are_refused_with_the_reason(product: Prod
 def test_a_process_without_cuda_is_refused_with_the_reason(product: Product) -> None:
     with pytest.raises(RefusedError, match="CUDA"):
         product.call("suspend", target=os.getpid())
+
+
+def test_a_stopped_target_is_refused_and_taken_once_it_goes_on(product: Product) -> None:
+    target = product.run("--idle-kib", "2048")
+    os.kill(target.pid, signal.SIGSTOP)
+    [row] = product.call("ps")  # although its agent does not answer
+    assert row["pid"] == target.pid
+    with pytest.raises(RefusedError, match="stopped"):
+        product.checkpoint(target)
+    os.kill(target.pid, signal.SIGCONT)
+    product.checkpoint(target)
+    target.check_runs_right()
+
+
+def test_two_suspends_at_once_suspend_once(product: Product) -> None:
+    target = product.run("--idle-kib", "2048", name="sleeper")
+
+    def suspend(_: int) -> str:
+        try:
+            return str(product.call("suspend", target="sleeper")["state"])
+        except RefusedError as refusal:
+            return refusal.target_state
+
+    with ThreadPoolExecutor(3) as pool:
+        assert set(pool.map(suspend, range(3))) == {"suspended"}
+    product.call("resume", target="sleeper")
+    target.check_runs_right()

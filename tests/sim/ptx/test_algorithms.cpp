@@ -1,4 +1,5 @@
 // Whole small programs: their results equal the host's, byte for byte.
+#include <cfenv>
 #include <cmath>
 #include <numeric>
 
@@ -212,6 +213,22 @@ TEST(results_do_not_depend_on_the_number_of_host_threads) {
     for (int k = 0; k < 300; ++k)
         last = last * 1664525u + 1013904223u;
     CHECK_EQUAL(results[0].back(), last);
+}
+
+TEST(results_do_not_depend_on_the_callers_rounding_direction) {
+    std::vector<std::vector<float>> results;
+    for (const int direction : {FE_TONEAREST, FE_UPWARD}) {
+        Device device = make_device();
+        const auto x = some_floats(256, 6);
+        const auto data = device.make(some_floats(256, 7));
+        std::fesetround(direction);
+        device.launch("saxpy", {.grid = {2, 1, 1}, .block = {128, 1, 1}}, 1.7f, device.make(x), data, 256);
+        const int afterwards = std::fegetround();
+        std::fesetround(FE_TONEAREST);
+        CHECK_EQUAL(afterwards, direction);
+        results.push_back(device.read(data));
+    }
+    CHECK_SAME_BYTES(results[0], results[1]);
 }
 
 TEST(no_helper_thread_is_started_after_shutdown) {

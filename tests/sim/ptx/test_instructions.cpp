@@ -240,7 +240,7 @@ TEST(operands_that_do_not_fit_are_refused_at_launch) {
             device.launch("k", {}, out);
         } catch (const ptx::Fault &fault) {
             CHECK(fault.kind == ptx::Fault::Kind::unsupported);
-            CHECK_EQUAL(fault.line, 8u);
+            CHECK_EQUAL(fault.line, 9u);
             faulted = true;
         }
         if (!faulted)

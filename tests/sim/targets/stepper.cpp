@@ -1,11 +1,12 @@
 // A target for the tests: buffers whose every element is known at every step, checked on the GPU as it goes.
 //
 //     stepper --ptx FILE [--kib N] [--buffers N] [--idle-kib N] [--threads N] [--tiny N] [--pace-us N] [--steps N]
-//             [--child] [--device N] [--hold FILE]
+//             [--child] [--device N] [--spread] [--hold FILE]
 //
 // One line a step goes to standard output: "step N errors E". On SIGTERM (or after --steps) it checks everything once
 // more, the idle buffer and the module's own counter included, prints "done steps N errors E" and exits 0 if E is 0.
 // --child forks a process without a GPU first, which prints "child N" lines and ends with its parent's pipe.
+// --spread: thread k works on device N + 1 + k instead of N, so that one process uses several.
 // --hold: a kernel-side busy host callback holds the stream while FILE exists (work that does not come to rest).
 // Single-threaded output by write(2) of whole lines; it must never print what it has not checked.
 #include <cuda.h>
@@ -32,8 +33,7 @@ namespace {
 
 volatile std::sig_atomic_t ending = 0;
 
-void check(CUresult result, const char *what)
-{
+void check(CUresult result, const char *what) {
     if (result != CUDA_SUCCESS) {
         const char *name = "?";
         cuGetErrorName(result, &name);
@@ -42,16 +42,14 @@ void check(CUresult result, const char *what)
     }
 }
 
-void say(const std::string &line)
-{
+void say(const std::string &line) {
     const std::string whole = line + "\n";
     if (write(STDOUT_FILENO, whole.data(), whole.size()) != static_cast<ssize_t>(whole.size())) {
         std::exit(4);
     }
 }
 
-void pause_us(long microseconds)
-{
+void pause_us(long microseconds) {
     timespec left{microseconds / 1000000, (microseconds % 1000000) * 1000};
     while (nanosleep(&left, &left) != 0) {
     }
@@ -69,15 +67,15 @@ struct Options {
     long pace_us = 10000;
     uint64_t steps = 0; // 0: until SIGTERM
     bool child = false;
+    bool spread = false;
 };
 
-Options parse(int argc, char **argv)
-{
+Options parse(int argc, char **argv) {
     Options options;
     for (int index = 1; index < argc; ++index) {
         const std::string name = argv[index];
-        if (name == "--child") {
-            options.child = true;
+        if (name == "--child" || name == "--spread") {
+            (name == "--child" ? options.child : options.spread) = true;
             continue;
         }
         if (index + 1 >= argc) {
@@ -86,16 +84,26 @@ Options parse(int argc, char **argv)
         }
         const char *value = argv[++index];
         const unsigned long number = std::strtoul(value, nullptr, 10);
-        if (name == "--ptx") options.ptx = value;
-        else if (name == "--hold") options.hold = value;
-        else if (name == "--kib") options.kib = static_cast<uint32_t>(number);
-        else if (name == "--buffers") options.buffers = static_cast<uint32_t>(number);
-        else if (name == "--idle-kib") options.idle_kib = static_cast<uint32_t>(number);
-        else if (name == "--threads") options.threads = static_cast<uint32_t>(number);
-        else if (name == "--tiny") options.tiny = static_cast<uint32_t>(number);
-        else if (name == "--device") options.device = static_cast<uint32_t>(number);
-        else if (name == "--pace-us") options.pace_us = static_cast<long>(number);
-        else if (name == "--steps") options.steps = number;
+        if (name == "--ptx")
+            options.ptx = value;
+        else if (name == "--hold")
+            options.hold = value;
+        else if (name == "--kib")
+            options.kib = static_cast<uint32_t>(number);
+        else if (name == "--buffers")
+            options.buffers = static_cast<uint32_t>(number);
+        else if (name == "--idle-kib")
+            options.idle_kib = static_cast<uint32_t>(number);
+        else if (name == "--threads")
+            options.threads = static_cast<uint32_t>(number);
+        else if (name == "--tiny")
+            options.tiny = static_cast<uint32_t>(number);
+        else if (name == "--device")
+            options.device = static_cast<uint32_t>(number);
+        else if (name == "--pace-us")
+            options.pace_us = static_cast<long>(number);
+        else if (name == "--steps")
+            options.steps = number;
         else {
             std::fprintf(stderr, "stepper: unknown option %s\n", name.c_str());
             std::exit(2);
@@ -104,17 +112,34 @@ Options parse(int argc, char **argv)
     return options;
 }
 
+// The kernels in the current context.
 struct Kernels {
     CUmodule module = nullptr;
     CUfunction fill = nullptr, step = nullptr, check = nullptr, tiny = nullptr;
+
+    explicit Kernels(const std::string &text) {
+        ::check(cuModuleLoadData(&module, text.c_str()), "cuModuleLoadData");
+        ::check(cuModuleGetFunction(&fill, module, "fill"), "cuModuleGetFunction");
+        ::check(cuModuleGetFunction(&step, module, "step"), "cuModuleGetFunction");
+        ::check(cuModuleGetFunction(&check, module, "check"), "cuModuleGetFunction");
+        ::check(cuModuleGetFunction(&tiny, module, "tiny"), "cuModuleGetFunction");
+    }
 };
+
+CUcontext use_device(uint32_t ordinal) {
+    CUdevice device = 0;
+    CUcontext context = nullptr;
+    check(cuDeviceGet(&device, static_cast<int>(ordinal)), "cuDeviceGet");
+    check(cuDevicePrimaryCtxRetain(&context, device), "cuDevicePrimaryCtxRetain");
+    check(cuCtxSetCurrent(context), "cuCtxSetCurrent");
+    return context;
+}
 
 // A buffer that is stepped, with its own error counter.
 class Stepped {
   public:
     Stepped(const Kernels &kernels, CUstream stream, uint32_t bytes, uint32_t seed)
-        : kernels_(kernels), stream_(stream), count_(bytes / 4), seed_(seed)
-    {
+        : kernels_(kernels), stream_(stream), count_(bytes / 4), seed_(seed) {
         ::check(cuMemAlloc(&buffer_, bytes), "cuMemAlloc");
         ::check(cuMemAlloc(&errors_, 4), "cuMemAlloc");
         ::check(cuMemsetD32(errors_, 0, 1), "cuMemsetD32");
@@ -122,21 +147,18 @@ class Stepped {
         launch(kernels_.fill, arguments);
     }
 
-    void step()
-    {
+    void step() {
         void *arguments[] = {&buffer_, &count_, &seed_, &steps_, &errors_};
         launch(kernels_.step, arguments);
         ++steps_;
     }
 
-    void verify()
-    {
+    void verify() {
         void *arguments[] = {&buffer_, &count_, &seed_, &steps_, &errors_};
         launch(kernels_.check, arguments);
     }
 
-    uint32_t errors()
-    {
+    uint32_t errors() {
         uint32_t found = 0;
         ::check(cuStreamSynchronize(stream_), "cuStreamSynchronize");
         ::check(cuMemcpyDtoH(&found, errors_, 4), "cuMemcpyDtoH");
@@ -144,8 +166,7 @@ class Stepped {
     }
 
   private:
-    void launch(CUfunction function, void **arguments)
-    {
+    void launch(CUfunction function, void **arguments) {
         ::check(cuLaunchKernel(function, 4, 1, 1, 64, 1, 1, 0, stream_, arguments, nullptr), "cuLaunchKernel");
     }
 
@@ -155,14 +176,12 @@ class Stepped {
     uint32_t count_, seed_, steps_ = 0;
 };
 
-std::string read_file(const std::string &path)
-{
+std::string read_file(const std::string &path) {
     std::ifstream file(path);
     return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
-[[noreturn]] void be_the_child(int parent)
-{
+[[noreturn]] void be_the_child(int parent) {
     for (uint64_t count = 1;; ++count) {
         char byte = 0;
         say("child " + std::to_string(count));
@@ -174,8 +193,7 @@ std::string read_file(const std::string &path)
     }
 }
 
-int start_child()
-{
+int start_child() {
     int ends[2];
     if (pipe(ends) != 0) {
         std::exit(4);
@@ -189,8 +207,7 @@ int start_child()
     return ends[1];
 }
 
-void CUDA_CB hold_while_file_exists(void *path)
-{
+void CUDA_CB hold_while_file_exists(void *path) {
     struct stat status;
     while (stat(static_cast<const char *>(path), &status) == 0) {
         pause_us(2000);
@@ -199,26 +216,16 @@ void CUDA_CB hold_while_file_exists(void *path)
 
 } // namespace
 
-int main(int argc, char **argv)
-{
+int main(int argc, char **argv) {
     const Options options = parse(argc, argv);
     std::signal(SIGTERM, [](int) { ending = 1; });
     std::signal(SIGPIPE, SIG_IGN);
     const int child = options.child ? start_child() : -1;
 
-    CUdevice device = 0;
-    CUcontext context = nullptr;
     check(cuInit(0), "cuInit");
-    check(cuDeviceGet(&device, static_cast<int>(options.device)), "cuDeviceGet");
-    check(cuDevicePrimaryCtxRetain(&context, device), "cuDevicePrimaryCtxRetain");
-    check(cuCtxSetCurrent(context), "cuCtxSetCurrent");
-    Kernels kernels;
+    use_device(options.device);
     const std::string text = read_file(options.ptx);
-    check(cuModuleLoadData(&kernels.module, text.c_str()), "cuModuleLoadData");
-    check(cuModuleGetFunction(&kernels.fill, kernels.module, "fill"), "cuModuleGetFunction");
-    check(cuModuleGetFunction(&kernels.step, kernels.module, "step"), "cuModuleGetFunction");
-    check(cuModuleGetFunction(&kernels.check, kernels.module, "check"), "cuModuleGetFunction");
-    check(cuModuleGetFunction(&kernels.tiny, kernels.module, "tiny"), "cuModuleGetFunction");
+    const Kernels kernels(text);
     CUstream stream = nullptr;
     check(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
 
@@ -241,13 +248,15 @@ int main(int argc, char **argv)
     std::vector<std::thread> threads;
     for (uint32_t number = 0; number < options.threads; ++number) {
         threads.emplace_back([&, number] {
-            check(cuCtxSetCurrent(context), "cuCtxSetCurrent");
+            use_device(options.spread ? options.device + 1 + number : options.device);
+            const Kernels elsewhere(text);
             CUstream own = nullptr;
             check(cuStreamCreate(&own, CU_STREAM_NON_BLOCKING), "cuStreamCreate");
-            Stepped buffer(kernels, own, 4096, 100 + number);
+            Stepped buffer(options.spread ? elsewhere : kernels, own, 4096, 100 + number);
             while (!finish.load()) {
                 buffer.step();
-                thread_steps.fetch_add(1);
+                // The counter that is checked at the end is that of the first device's module.
+                thread_steps.fetch_add(options.spread ? 0 : 1);
                 pause_us(1000);
             }
             buffer.verify();

@@ -6,23 +6,20 @@
 __device__ unsigned long long stepper_steps;
 
 // The value of element `index` of buffer `seed` before any step.
-__device__ uint32_t pattern(uint32_t seed, uint32_t index)
-{
+__device__ uint32_t pattern(uint32_t seed, uint32_t index) {
     uint32_t value = index * 2654435761u + seed * 40503u;
     value ^= value >> 15;
     return value * 2246822519u;
 }
 
-extern "C" __global__ void fill(uint32_t *buffer, uint32_t count, uint32_t seed)
-{
+extern "C" __global__ void fill(uint32_t *buffer, uint32_t count, uint32_t seed) {
     for (uint32_t index = blockIdx.x * blockDim.x + threadIdx.x; index < count; index += gridDim.x * blockDim.x) {
         buffer[index] = pattern(seed, index);
     }
 }
 
 // Adds one to every element that has its value of step `step`, and counts the others in `errors`.
-extern "C" __global__ void step(uint32_t *buffer, uint32_t count, uint32_t seed, uint32_t step, uint32_t *errors)
-{
+extern "C" __global__ void step(uint32_t *buffer, uint32_t count, uint32_t seed, uint32_t step, uint32_t *errors) {
     for (uint32_t index = blockIdx.x * blockDim.x + threadIdx.x; index < count; index += gridDim.x * blockDim.x) {
         const uint32_t value = buffer[index];
         if (value != pattern(seed, index) + step) {
@@ -35,8 +32,8 @@ extern "C" __global__ void step(uint32_t *buffer, uint32_t count, uint32_t seed,
     }
 }
 
-extern "C" __global__ void check(const uint32_t *buffer, uint32_t count, uint32_t seed, uint32_t step, uint32_t *errors)
-{
+extern "C" __global__ void check(const uint32_t *buffer, uint32_t count, uint32_t seed, uint32_t step,
+                                 uint32_t *errors) {
     for (uint32_t index = blockIdx.x * blockDim.x + threadIdx.x; index < count; index += gridDim.x * blockDim.x) {
         if (buffer[index] != pattern(seed, index) + step) {
             atomicAdd(errors, 1u);
@@ -44,8 +41,7 @@ extern "C" __global__ void check(const uint32_t *buffer, uint32_t count, uint32_
     }
 }
 
-extern "C" __global__ void tiny(uint32_t *counter)
-{
+extern "C" __global__ void tiny(uint32_t *counter) {
     if (threadIdx.x == 0) {
         *counter += 1;
     }

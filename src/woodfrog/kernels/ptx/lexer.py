@@ -30,8 +30,6 @@ _TOKEN = re.compile(
 _KINDS = {"word": WORD, "directive": DIRECTIVE, "number": NUMBER, "string": STRING, "punctuation": PUNCTUATION}
 
 
-
-
 def tokens(text: str) -> tuple[list[int], list[str], list[int]]:
     """Kinds, texts and positions of all tokens, an END token last."""
     if len(text) > limits.PTX_BYTES:

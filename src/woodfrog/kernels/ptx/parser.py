@@ -32,7 +32,15 @@ _TYPE = re.compile(r"([busf]|bf|e\dm\d|tf)(\d+)(x\d)?$")
 _SPACES = {"global", "const", "shared", "local", "param"}
 _SCOPED = re.compile(r"(.*?)(\d+)$")
 _LINKAGE = {"visible", "extern", "weak", "common"}
-_PERFORMANCE = {"maxntid", "reqntid", "minnctapersm", "maxnreg", "maxclusterrank", "reqnctapercluster", "blocksareclusters"}
+_PERFORMANCE = {
+    "maxntid",
+    "reqntid",
+    "minnctapersm",
+    "maxnreg",
+    "maxclusterrank",
+    "reqnctapercluster",
+    "blocksareclusters",
+}
 
 
 def parse(text: str | bytes) -> Module:

@@ -8,7 +8,7 @@ a register, label or symbol is a `str`; an integer an `int`; a float constant a 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple, Union
+from typing import NamedTuple
 
 
 class Float(NamedTuple):
@@ -31,7 +31,7 @@ class Memory(NamedTuple):
     rest: tuple[Operand, ...] = ()
 
 
-Operand = Union[str, int, Float, Vector, Memory]
+Operand = str | int | Float | Vector | Memory
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class SourceLine:
     line: int
 
 
-Statement = Union[Instruction, Label, Targets, SourceLine]
+Statement = Instruction | Label | Targets | SourceLine
 
 
 @dataclass(slots=True)

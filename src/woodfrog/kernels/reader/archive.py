@@ -1,4 +1,4 @@
-"""Members of `ar` archives (System V and GNU, and BSD long names). Reads headers only; members stay views of the file."""
+"""Members of `ar` archives (System V, GNU, and BSD long names). Reads headers only; members stay views of the file."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import lz4.block
+import lz4.block  # type: ignore[import-untyped]
 import zstandard
 
 from woodfrog.kernels import limits
@@ -12,7 +12,9 @@ from woodfrog.kernels.error import KernelFileError
 def unpack(payload: bytes, compression: str, size_bytes: int, origin: str) -> bytes:
     """`payload` unpacked to exactly `size_bytes` bytes; KernelFileError where that is not what comes out."""
     if size_bytes > limits.CODE_BYTES:
-        raise KernelFileError(f"{origin} announces {size_bytes} bytes of code, more than the {limits.CODE_BYTES} allowed")
+        raise KernelFileError(
+            f"{origin} announces {size_bytes} bytes of code, more than the {limits.CODE_BYTES} allowed"
+        )
     try:
         if compression == "zstd":
             # The decompressor allocates what the frame's own header says: compare first.

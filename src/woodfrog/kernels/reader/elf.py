@@ -127,7 +127,7 @@ def _parameters(info: bytes, origin: str) -> tuple[Parameter, ...] | None:
 
 def _sections(data: memoryview, origin: str) -> Iterator[Any]:
     try:
-        elf = ELFFile(_ViewStream(data))
+        elf = ELFFile(_ViewStream(data))  # type: ignore[arg-type]
         count = elf.num_sections()
         if count > _SECTIONS:
             raise KernelFileError(f"{origin} says it has {count} sections")

@@ -46,7 +46,9 @@ def containers(data: memoryview, origin: str) -> Iterator[CodeObject]:
             entries += 1
             unpacked_bytes += len(code.data)
             if unpacked_bytes > limits.UNPACKED_BYTES or entries > limits.ENTRIES:
-                raise KernelFileError(f"{origin} unpacks to more than {limits.UNPACKED_BYTES} bytes or too many entries")
+                raise KernelFileError(
+                    f"{origin} unpacks to more than {limits.UNPACKED_BYTES} bytes or too many entries"
+                )
             yield code
         position = end
     if bytes(data[position:]).strip(b"\0"):

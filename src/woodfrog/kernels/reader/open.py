@@ -34,7 +34,7 @@ def read_file(path: Path | str) -> list[CodeObject]:
                 raise KernelFileError(f"{path} has {status.st_size} bytes, more than the {limits.FILE_BYTES} allowed")
             if status.st_size == 0:
                 raise KernelFileError(f"{path} is empty")
-            # Unmapped with its last view: an error's traceback may hold some, and closing under them is an error itself.
+            # Unmapped with its last view: an error's traceback may hold some, and closing under them is an error too.
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         return list(_code(memoryview(mapped), path.name, depth=0))
     except OSError as error:
@@ -90,4 +90,3 @@ def _with_architecture(found: Iterator[CodeObject]) -> Iterator[CodeObject]:
             yield CodeObject(code.kind, target[1].decode(), code.compression, code.stored_bytes, code.data, code.origin)
         else:
             yield code
-

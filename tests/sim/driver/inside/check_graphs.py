@@ -55,10 +55,11 @@ def test_captured_work_runs_when_the_graph_is_launched_and_not_before(kernels: C
     assert code(driver.cuGraphLaunch(executable, stream)) == CUresult.CUDA_ERROR_INVALID_VALUE
 
 
-@pytest.mark.parametrize("call", ["synchronize", "query", "allocate", "free", "copy", "context"])
+@pytest.mark.parametrize("call", ["synchronize", "query", "allocate", "free", "copy", "context", "event"])
 def test_calls_that_are_unsafe_during_a_capture_invalidate_it(kernels: Code, stream: Any, call: str) -> None:
     data = ok(driver.cuMemAlloc(64))
     host = np.zeros(64, dtype=np.uint8)
+    event = ok(driver.cuEventCreate(0))
     calls = {
         "synchronize": lambda: driver.cuStreamSynchronize(stream),
         "query": lambda: driver.cuStreamQuery(stream),
@@ -66,6 +67,7 @@ def test_calls_that_are_unsafe_during_a_capture_invalidate_it(kernels: Code, str
         "free": lambda: driver.cuMemFree(data),
         "copy": lambda: driver.cuMemcpyDtoH(host.ctypes.data, data, 64),
         "context": lambda: driver.cuCtxSynchronize(),
+        "event": lambda: driver.cuEventQuery(event),
     }
     ok(driver.cuStreamBeginCapture(stream, GLOBAL))
     assert code(calls[call]()) == UNSUPPORTED

@@ -73,6 +73,16 @@ def test_functions_tell_their_parameters_and_limits(context: Any) -> None:
     assert code(launch_of(function, 0, 1, 1, 1, 1, 1, 0, 0, 0, 0)) == CUresult.CUDA_ERROR_INVALID_VALUE
 
 
+def test_a_cooperative_launch_must_fit_the_device(context: Any) -> None:
+    kernels = Code()
+    function = kernels.function("count_launch")
+    ok(driver.cuLaunchCooperativeKernel(function, 2, 1, 1, 64, 1, 1, 0, 0, 0))
+    ok(driver.cuCtxSynchronize())
+    too_large = driver.cuLaunchCooperativeKernel(function, 100000, 1, 1, 64, 1, 1, 0, 0, 0)
+    assert code(too_large) == CUresult.CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE
+    assert int.from_bytes(read(kernels.variable("launches"), 4), "little") == 128
+
+
 def test_a_library_is_a_module_in_each_context_that_uses_it(context: Any) -> None:
     library = ok(driver.cuLibraryLoadData(PTX.encode() + b"\0", [], [], 0, [], [], 0))
     assert ok(driver.cuLibraryGetKernelCount(library)) == 4

@@ -112,6 +112,22 @@ def test_pitched_memory_and_two_dimensional_copies() -> None:
     ok(driver.cuMemFree(pointer))
 
 
+def test_copies_between_two_devices() -> None:
+    first_context = ok(driver.cuCtxGetCurrent())
+    source = ok(driver.cuMemAlloc(GRANULARITY))
+    write(source, b"across" * 100)
+    second_context = start(1)
+    target = ok(driver.cuMemAlloc(GRANULARITY))
+    ok(driver.cuMemcpyPeer(target, second_context, source, first_context, 600))
+    assert read(target, 600) == b"across" * 100
+    ordinal = driver.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+    assert ok(driver.cuPointerGetAttribute(ordinal, target)) == 1
+    assert ok(driver.cuPointerGetAttribute(ordinal, source)) == 0
+    ok(driver.cuMemFree(target))
+    ok(driver.cuMemFree(source))
+    ok(driver.cuCtxSetCurrent(first_context))
+
+
 def test_memsets_of_every_width() -> None:
     pointer = ok(driver.cuMemAlloc(64))
     ok(driver.cuMemsetD8(pointer, 0xAB, 64))
@@ -162,6 +178,24 @@ def test_stream_ordered_memory_is_freed_in_stream_order() -> None:
     ok(driver.cuStreamSynchronize(stream))
     assert free_bytes() == before
     ok(driver.cuStreamDestroy(stream))
+
+
+def test_pools_of_the_application_hand_out_memory_of_their_device() -> None:
+    wanted = driver.CUmemPoolProps()
+    wanted.allocType = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    wanted.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    pool = ok(driver.cuMemPoolCreate(wanted))
+    stream = ok(driver.cuStreamCreate(0))
+    pointer = ok(driver.cuMemAllocFromPoolAsync(5000, pool, stream))
+    ok(driver.cuMemsetD8Async(pointer, 4, 5000, stream))
+    ok(driver.cuStreamSynchronize(stream))
+    assert read(pointer, 5000) == b"\x04" * 5000
+    ok(driver.cuMemFreeAsync(pointer, stream))
+    ok(driver.cuStreamSynchronize(stream))
+    ok(driver.cuMemPoolDestroy(pool))
+    invalid = CUresult.CUDA_ERROR_INVALID_VALUE
+    assert code(driver.cuMemPoolDestroy(pool)) == invalid
+    assert code(driver.cuMemPoolDestroy(ok(driver.cuDeviceGetDefaultMemPool(0)))) == invalid
 
 
 class TestVirtualMemory:

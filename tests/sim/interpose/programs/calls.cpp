@@ -205,12 +205,22 @@ CUmemAllocationProp properties(int device, int types) {
     return wanted;
 }
 
+// Replaces what the slot held, which is given up at the next reset.
+void keep_handle(int number, CUmemGenericAllocationHandle handle) {
+    if (const auto before = handles.find(number); before != handles.end())
+        retained.push_back(before->second);
+    handles[number] = handle;
+    released.erase(number);
+}
+
 void virtual_memory(const std::string &verb, std::istringstream &in) {
     int a = 0, b = 0;
     size_t size = 0;
     in >> a;
     if (verb == "reserve") {
         in >> size;
+        if (reservations.count(a) != 0)
+            return; // one at a time, so that nothing is lost
         Slot slot{0, size, true};
         const CUresult result = cuMemAddressReserve(&slot.address, size, 0, 0, 0);
         std::printf("%s", name_of(result));
@@ -229,7 +239,7 @@ void virtual_memory(const std::string &verb, std::istringstream &in) {
         const CUresult result = cuMemCreate(&handle, size, &wanted, 0);
         std::printf("%s", name_of(result));
         if (result == CUDA_SUCCESS)
-            handles[a] = handle, released.erase(a);
+            keep_handle(a, handle);
     } else if (verb == "release") {
         std::printf("%s", name_of(cuMemRelease(handles[a])));
         released.insert(a);
@@ -284,7 +294,7 @@ void virtual_memory(const std::string &verb, std::istringstream &in) {
             close(fd);
             std::printf(" import %s", name_of(result));
             if (result == CUDA_SUCCESS)
-                handles[b] = handle;
+                keep_handle(b, handle);
         }
     } else if (verb == "fill_mapped") {
         in >> b;
@@ -336,6 +346,36 @@ void contexts_and_peers(const std::string &verb, std::istringstream &in) {
         std::printf("%s", name_of(cuCtxEnablePeerAccess(a < 0 ? primary[-1 - a] : contexts[a], 0)));
     } else if (verb == "no_peer") {
         std::printf("%s", name_of(cuCtxDisablePeerAccess(a < 0 ? primary[-1 - a] : contexts[a])));
+    }
+}
+
+// Captures of one stream; whether an allocation is refused while one is active depends on both modes.
+void captures(const std::string &verb, std::istringstream &in) {
+    static CUstream stream = nullptr;
+    static CUcontext owner = nullptr;
+    int mode = 0;
+    in >> mode;
+    if (verb == "capture") {
+        if (stream != nullptr)
+            return;
+        cuCtxGetCurrent(&owner);
+        std::printf("%s", name_of(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING)));
+        if (stream != nullptr)
+            std::printf(" %s", name_of(cuStreamBeginCapture(stream, static_cast<CUstreamCaptureMode>(mode))));
+    } else if (verb == "end_capture") {
+        if (stream == nullptr)
+            return;
+        CUgraph graph = nullptr;
+        cuCtxSetCurrent(owner);
+        const CUresult result = cuStreamEndCapture(stream, &graph);
+        std::printf("%s", name_of(result));
+        if (result == CUDA_SUCCESS && graph != nullptr)
+            std::printf(" %s", name_of(cuGraphDestroy(graph)));
+        std::printf(" %s", name_of(cuStreamDestroy(stream)));
+        stream = nullptr;
+    } else if (verb == "exchange") {
+        CUstreamCaptureMode exchanged = static_cast<CUstreamCaptureMode>(mode);
+        std::printf("%s was %d", name_of(cuThreadExchangeStreamCaptureMode(&exchanged)), exchanged);
     }
 }
 
@@ -451,6 +491,8 @@ int main() {
             reset();
         else if (kVirtual.count(verb) != 0)
             virtual_memory(verb, in);
+        else if (verb == "capture" || verb == "end_capture" || verb == "exchange")
+            captures(verb, in);
         else if (kContexts.count(verb) != 0)
             contexts_and_peers(verb, in);
         else

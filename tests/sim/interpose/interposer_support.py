@@ -48,23 +48,30 @@ def cuda_include() -> Path:
 
 
 def compile_program(source: str, folder: Path, *options: str, link_driver: bool = True, output: str = "") -> Path:
-    """Compiles a program of this folder; linked with the simulated driver, as an application links with the real one."""
+    """Compiles a program of this folder, linked with the simulated driver as applications are with the real one."""
     program = folder / (output or Path(source).stem)
     command = ["g++", "-std=c++20", "-O1", "-g", "-Wall", "-Wextra", "-Werror", f"-isystem{cuda_include()}",
                str(PROGRAMS / source), "-o", str(program), "-pthread", *options]  # fmt: skip
     if link_driver:
         command += [f"-L{simgpu_dir()}", "-l:libcuda.so.1", "-Wl,--allow-shlib-undefined"]
-    built = subprocess.run(command, capture_output=True, text=True, check=False)
+    bare = {key: value for key, value in os.environ.items() if not key.startswith("LD_")}
+    built = subprocess.run(command, env=bare, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
     return program
 
 
-def environment(*, interposed: bool = True, **more: str) -> dict[str, str]:
+def sanitizer_libraries() -> list[str]:
+    """What this process had to preload for a library under test that is built with a sanitizer."""
+    preloaded = os.environ.get("LD_PRELOAD", "").split(":")
+    return [path for path in preloaded if Path(path).name.startswith(("libasan", "libtsan", "libubsan", "libstdc++"))]
+
+
+def environment(more: dict[str, str] | None = None, *, interposed: bool = True) -> dict[str, str]:
     """For a program under test. Nothing of the caller's woodfrog settings leaks into it."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("WOODFROG_", "LD_"))}
     kept["LD_LIBRARY_PATH"] = str(simgpu_dir())
     if interposed:
-        kept["LD_PRELOAD"] = str(interposer())
+        kept["LD_PRELOAD"] = ":".join([*sanitizer_libraries(), str(interposer())])
     # No daemon of this machine may be reached by accident.
     kept["WOODFROG_RUNTIME_DIR"] = "/nonexistent/woodfrog-test"
-    return kept | more
+    return kept | (more or {})

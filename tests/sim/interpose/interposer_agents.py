@@ -14,9 +14,9 @@ import subprocess
 from pathlib import Path
 from types import TracebackType
 
-from woodfrog.target.link import AgentLink
+import interposer_support as support
 
-import support
+from woodfrog.target.link import AgentLink
 
 DEADLINE_S = 60.0  # far beyond what anything here takes, on a machine that is busy with other things
 _machines = itertools.count()
@@ -50,16 +50,18 @@ class Listener:
 class Target:
     """A process of programs/target.cpp."""
 
-    def __init__(self, program: Path, runtime_directory: Path, *wrapper: str, **environment: str) -> None:
+    def __init__(self, program: Path, runtime_directory: Path, *wrapper: str, **settings: str) -> None:
         self.process = subprocess.Popen(
             [*wrapper, program],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=support.environment(
-                WOODFROG_RUNTIME_DIR=str(runtime_directory),
-                # A machine of its own: simulated GPUs are shared by the processes of one machine, as real ones are.
-                WOODFROG_SIMGPU_MACHINE=f"interpose-{os.getpid()}-{next(_machines)}",
-                **environment,
+                {
+                    "WOODFROG_RUNTIME_DIR": str(runtime_directory),
+                    # A machine of its own: simulated GPUs are shared by the processes of one machine, as real ones are.
+                    "WOODFROG_SIMGPU_MACHINE": f"interpose-{os.getpid()}-{next(_machines)}",
+                }
+                | settings
             ),
         )
         self._pending = b""
