@@ -21,11 +21,6 @@ constexpr size_t kSlabBytes = size_t{2} << 20;
 // Buffer ids are unique in the process; the driver counts its own from 1.
 constexpr uint64_t kFirstBufferId = uint64_t{1} << 48;
 
-std::vector<Allocation> &put_off() { // guarded by memory().mutex
-    static std::vector<Allocation> *const list = new std::vector<Allocation>;
-    return *list;
-}
-
 uint64_t next_buffer_id() {
     static constinit std::atomic<uint64_t> last{kFirstBufferId};
     return last.fetch_add(1, std::memory_order_relaxed);
@@ -225,22 +220,24 @@ CUresult free_allocation(CUdeviceptr address, bool *ours) {
         allocation = found->second;
         all.allocations.erase(found);
     }
-    CUresult result = CUDA_SUCCESS;
     if (capture_active()) {
-        result = capture_refusal();
-        if (result == CUDA_SUCCESS && capture_active()) {
-            std::lock_guard lock(all.mutex);
-            put_off().push_back(allocation);
+        const CUresult refused = capture_refusal();
+        std::lock_guard lock(all.mutex);
+        if (refused != CUDA_SUCCESS) {
+            all.allocations.emplace(allocation.address, allocation);
+            return refused;
+        }
+        if (capture_active()) {
+            memory().put_off.push_back(allocation);
             return CUDA_SUCCESS;
         }
     }
-    if (result == CUDA_SUCCESS)
-        result = wait_for_users(allocation.block->owner);
+    CUresult result = wait_for_users(allocation.block->owner);
     if (result == CUDA_SUCCESS)
         return give_back(allocation);
     std::lock_guard lock(all.mutex);
     if (is_capture_error(result) && capture_active()) { // one began after we looked
-        put_off().push_back(allocation);
+        memory().put_off.push_back(allocation);
         return CUDA_SUCCESS;
     }
     all.allocations.emplace(allocation.address, allocation);
@@ -251,13 +248,13 @@ void free_what_was_put_off() {
     std::vector<Allocation> freed;
     {
         std::lock_guard lock(memory().mutex);
-        freed.swap(put_off());
+        freed.swap(memory().put_off);
     }
     for (const Allocation &allocation : freed) {
         CUresult result = wait_for_users(allocation.block->owner);
         if (result != CUDA_SUCCESS && is_capture_error(result) && capture_active()) {
             std::lock_guard lock(memory().mutex);
-            put_off().push_back(allocation);
+            memory().put_off.push_back(allocation);
             continue;
         }
         if (result == CUDA_SUCCESS)

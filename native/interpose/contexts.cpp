@@ -65,6 +65,7 @@ std::vector<std::unique_ptr<Block>> take_blocks_of(Context *context) {
     Memory &all = memory();
     std::lock_guard lock(all.mutex);
     std::vector<std::unique_ptr<Block>> taken = all.take_spare(context, -1);
+    std::erase_if(all.put_off, [&](const Allocation &freed) { return freed.block->owner == context; });
     std::erase_if(all.allocations, [&](const auto &entry) { return entry.second.block->owner == context; });
     std::erase_if(all.slabs_by_room, [&](const auto &entry) { return entry.second->owner == context; });
     for (auto entry = all.blocks.begin(); entry != all.blocks.end();) {
@@ -89,12 +90,23 @@ void free_memory_of(Context *context) {
         destroy_block(std::move(block));
 }
 
+// With the lock held.
+void clear_relations(Context *context) {
+    context->free_streams.clear();
+    context->readers.clear();
+    for (const auto &[handle, other] : memory().contexts)
+        std::erase(other->readers, context);
+}
+
+void clear_context(Context *context) {
+    std::lock_guard lock(memory().mutex);
+    clear_relations(context);
+}
+
 void forget_context(Context *context) {
     std::lock_guard lock(memory().mutex);
     context->alive = false;
-    context->free_streams.clear();
-    for (const auto &[handle, other] : memory().contexts)
-        std::erase(other->readers, context);
+    clear_relations(context);
     const auto entry = memory().contexts.find(context->handle);
     if (entry != memory().contexts.end() && entry->second.get() == context) {
         memory().gone_contexts.push_back(std::move(entry->second)); // threads may still remember it
@@ -156,7 +168,16 @@ template <typename Reset> CUresult reset_primary(CUdevice device, Reset reset) {
     capture_context_gone(context->handle);
     free_memory_of(context);
     const CUresult result = reset();
-    if (result == CUDA_SUCCESS)
+    if (result != CUDA_SUCCESS)
+        return result;
+    bool retained = false;
+    {
+        std::lock_guard lock(memory().mutex);
+        retained = context->retains > 0;
+    }
+    if (retained)
+        clear_context(context); // its handle stays good for those who hold it, and so do their references
+    else
         forget_context(context);
     return result;
 }

@@ -8,6 +8,7 @@
 #include "debug.hpp"
 #include "gate.hpp"
 #include "resolve.hpp"
+#include "unknown.hpp"
 
 #include <cudaTypedefs.h>
 
@@ -209,8 +210,8 @@ void *hook_for(void *function, const char *name) {
         symbol = recall(function);
     }
     if (symbol == Symbol::count) {
-        debug("%s is not known to this build: it passes by the gate", name);
-        return function;
+        debug("%s is newer than this build: its calls are gated without being understood", name);
+        return gate_unknown(function);
     }
     return kEntries[static_cast<size_t>(symbol)].ours;
 }

@@ -20,16 +20,11 @@ void in_child() {
     inherited_files_after_fork_in_child();
 }
 
-void before() {
-    inherited_files_before_fork();
-    kept_fds_before_fork();
-}
-
 } // namespace
 
 void install_fork_handlers() {
     // Fails only without memory; the child then keeps descriptors until it executes another program.
-    pthread_atfork(&before, &kept_fds_after_fork_in_parent, &in_child);
+    pthread_atfork(&kept_fds_before_fork, &kept_fds_after_fork_in_parent, &in_child);
 }
 
 } // namespace woodfrog::interpose

@@ -2,39 +2,18 @@
 // a process that has them open: without this, an ordinary DataLoader with forked workers could not be checkpointed.
 //
 // The numbers stay taken (by /dev/null), so that nothing else gets a number that a library of the child still
-// remembers. It must never touch a descriptor that is not a /dev/nvidia* file, nor act where NVML is in use, which
-// works on in a forked child with the files that it inherited. (That NVML is loaded says nothing: PyTorch always loads
-// it.)
+// remembers. It must never touch a descriptor that is not a /dev/nvidia* file.
 #include "inherited.hpp"
 
-#include "resolve.hpp"
-
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 namespace woodfrog::interpose {
 namespace {
-
-constinit std::atomic<bool> g_nvml_in_use{false};
-
-// NVML's own answer: every query but a few fails with NVML_ERROR_UNINITIALIZED (1, nvml.h) before nvmlInit.
-bool nvml_in_use() {
-    void *nvml = dlopen("libnvidia-ml.so.1", RTLD_NOLOAD | RTLD_LAZY | RTLD_LOCAL);
-    if (nvml == nullptr)
-        return false;
-    using Count = int(unsigned *);
-    Count *const device_count = reinterpret_cast<Count *>(real_dlsym(nvml, "nvmlDeviceGetCount_v2"));
-    unsigned devices = 0;
-    const bool used = device_count == nullptr || device_count(&devices) != 1;
-    dlclose(nvml);
-    return used;
-}
 
 // As the kernel lays out an entry of getdents64.
 struct DirectoryEntry {
@@ -66,13 +45,7 @@ bool is_gpu_file(int directory, const char *name) {
 
 } // namespace
 
-void inherited_files_before_fork() {
-    g_nvml_in_use.store(nvml_in_use(), std::memory_order_relaxed);
-}
-
 void inherited_files_after_fork_in_child() {
-    if (g_nvml_in_use.load(std::memory_order_relaxed))
-        return;
     const int directory = open("/proc/self/fd", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     const int nothing = open("/dev/null", O_RDWR | O_CLOEXEC);
     if (directory >= 0 && nothing >= 0) {

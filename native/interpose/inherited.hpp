@@ -3,9 +3,6 @@
 
 namespace woodfrog::interpose {
 
-// In the parent, before fork: notes whether the child may lose them (not when NVML is loaded, which works on after
-// fork).
-void inherited_files_before_fork();
 // In the child: every descriptor of a /dev/nvidia* file becomes one of /dev/null. Only async-signal-safe calls.
 void inherited_files_after_fork_in_child();
 

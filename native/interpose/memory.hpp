@@ -35,7 +35,8 @@ struct Memory {
     std::map<CUdeviceptr, std::unique_ptr<Block>> blocks; // in use; by address
     std::map<CUdeviceptr, Allocation> allocations;        // by address
     std::set<std::pair<size_t, Block *>> slabs_by_room;   // (largest free piece, slab block): blocks with room
-    std::list<std::unique_ptr<Block>> spare;              // free blocks kept for reuse, oldest first
+    std::vector<Allocation> put_off;         // freed during a capture: in no table, their memory still in `blocks`
+    std::list<std::unique_ptr<Block>> spare; // free blocks kept for reuse, oldest first
     std::map<CUmemGenericAllocationHandle, std::unique_ptr<VirtualHandle>> virtual_handles; // by our number
     std::map<CUdeviceptr, VirtualMapping> virtual_mappings;                                 // by address
 

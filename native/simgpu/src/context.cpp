@@ -3,7 +3,8 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <deque>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "device.hpp"
 #include "module.hpp"
@@ -13,6 +14,19 @@ namespace simgpu {
 namespace {
 
 std::atomic<unsigned long long> next_context_id{1};
+
+thread_local std::vector<std::shared_ptr<Context>> *t_stack = nullptr;
+
+// Gives a thread's stack up at its end. The main thread keeps its own: destructors of libraries call the driver after
+// the thread's locals are gone.
+struct StackCleaner {
+    ~StackCleaner() {
+        if (syscall(SYS_gettid) == getpid())
+            return;
+        delete t_stack;
+        t_stack = nullptr;
+    }
+};
 
 } // namespace
 
@@ -97,9 +111,12 @@ HandleTable<Context> &contexts() {
 }
 
 std::vector<std::shared_ptr<Context>> &context_stack() {
-    // Not destroyed with the thread's other locals: library destructors call into the driver very late.
-    thread_local auto *stack = new std::vector<std::shared_ptr<Context>>;
-    return *stack;
+    if (t_stack == nullptr) {
+        t_stack = new std::vector<std::shared_ptr<Context>>;
+        thread_local StackCleaner cleaner;
+        (void)cleaner;
+    }
+    return *t_stack;
 }
 
 std::shared_ptr<Context> current_context() {

@@ -1,4 +1,4 @@
-"""Makes the PTX files beside it from Triton kernels, with no GPU: python make_ptx.py (Triton 3.x, Python 3.10 or newer).
+"""Makes the PTX files beside it from Triton kernels, with no GPU: `python make_ptx.py` (made with Triton 3.9.0).
 
 The kernels are those that a compiled transformer block consists of, in the way TorchInductor and the usual libraries
 write them: fused pointwise, reductions over rows, embedding, rotary embedding, matrix products, attention, a loss.
@@ -103,7 +103,7 @@ def matmul(a_ptr, b_ptr, c_ptr, m, n, k, am, ak, bk, bn, cm, cn, BM: tl.constexp
     a = a_ptr + rm[:, None] * am + rk[None, :] * ak
     b = b_ptr + rk[:, None] * bk + rn[None, :] * bn
     total = tl.zeros((BM, BN), tl.float32)
-    for i in range(0, tl.cdiv(k, BK)):
+    for i in range(tl.cdiv(k, BK)):
         left = k - i * BK
         total = tl.dot(
             tl.load(a, mask=rk[None, :] < left, other=0.0), tl.load(b, mask=rk[:, None] < left, other=0.0), total
@@ -134,7 +134,9 @@ def attention(q_ptr, k_ptr, v_ptr, out_ptr, length, stride, scale, BM: tl.conste
         v = tl.load(v_ptr + base + on[:, None] * D + od[None, :], on[:, None] < length, other=0.0)
         acc = acc * old[:, None] + tl.dot(p.to(tl.float16), v)
         most = new
-    tl.store(out_ptr + base + om[:, None] * D + od[None, :], (acc / total[:, None]).to(tl.float16), om[:, None] < length)
+    tl.store(
+        out_ptr + base + om[:, None] * D + od[None, :], (acc / total[:, None]).to(tl.float16), om[:, None] < length
+    )
 
 
 @triton.jit
@@ -172,21 +174,21 @@ def adam_step(p_ptr, g_ptr, m_ptr, v_ptr, xnumel, lr, BLOCK: tl.constexpr):
     tl.store(p_ptr + x, tl.load(p_ptr + x, mask) - lr * m / (tl.sqrt(v) + 1e-8), mask)
 
 
-F, H, I, L = "*fp32", "*fp16", "i32", "*i64"
+F, H, N, L = "*fp32", "*fp16", "i32", "*i64"
 KERNELS = [
-    (pointwise_gelu, [F, F, F, I, I], {"BLOCK": 1024}),
-    (residual_add, [F, F, F, I], {"BLOCK": 1024}),
-    (layer_norm_rows, [F, F, F, F, F, I], {"BLOCK": 1024}),
-    (softmax_rows, [F, F, I, I], {"BLOCK": 512}),
-    (reduce_looped, [F, F, I, I], {"XBLOCK": 8, "RBLOCK": 128}),
-    (embedding_rows, [L, F, F, I, I], {"BLOCK": 512}),
-    (transpose_heads, [F, F, I, I], {"YBLOCK": 32, "XBLOCK": 32}),
-    (rotary, [F, F, F, F, I], {"HALF": 32}),
-    (matmul, [H, H, H] + [I] * 9, {"BM": 64, "BN": 64, "BK": 32}),
-    (attention, [H, H, H, H, I, I, "fp32"], {"BM": 64, "BN": 64, "D": 64}),
-    (kv_cache_write, [F, F, I, I, I, I], {"BLOCK": 128}),
-    (cross_entropy_rows, [F, L, F, I], {"BLOCK": 512}),
-    (adam_step, [F, F, F, F, I, "fp32"], {"BLOCK": 512}),
+    (pointwise_gelu, [F, F, F, N, N], {"BLOCK": 1024}),
+    (residual_add, [F, F, F, N], {"BLOCK": 1024}),
+    (layer_norm_rows, [F, F, F, F, F, N], {"BLOCK": 1024}),
+    (softmax_rows, [F, F, N, N], {"BLOCK": 512}),
+    (reduce_looped, [F, F, N, N], {"XBLOCK": 8, "RBLOCK": 128}),
+    (embedding_rows, [L, F, F, N, N], {"BLOCK": 512}),
+    (transpose_heads, [F, F, N, N], {"YBLOCK": 32, "XBLOCK": 32}),
+    (rotary, [F, F, F, F, N], {"HALF": 32}),
+    (matmul, [H, H, H] + [N] * 9, {"BM": 64, "BN": 64, "BK": 32}),
+    (attention, [H, H, H, H, N, N, "fp32"], {"BM": 64, "BN": 64, "D": 64}),
+    (kv_cache_write, [F, F, N, N, N, N], {"BLOCK": 128}),
+    (cross_entropy_rows, [F, L, F, N], {"BLOCK": 512}),
+    (adam_step, [F, F, F, F, N, "fp32"], {"BLOCK": 512}),
 ]
 
 

@@ -79,6 +79,11 @@ int main(int argc, char **argv) {
             void *function = nullptr;
             result = ask(argv[i], &function, std::atoi(argv[2]), std::strtoull(argv[3], nullptr, 10), &status);
             std::printf("%s %d %s\n", argv[i], result, owner(function));
+            if (std::strcmp(argv[i], "cuBrandNew") == 0) {
+                using New = CUresult (*)(int, int, int, int, int, int, int, long, double, float, double);
+                for (int again = 0; again < 3; ++again)
+                    std::printf("sum %d\n", reinterpret_cast<New>(function)(1, 2, 3, 4, 5, 6, 7, 8, 9.0, 10.0f, 11.0));
+            }
             if (std::strncmp(argv[i], "cuCtxGetFlags", 13) == 0) { // the stub's stand-in for "call it and see"
                 unsigned flags = 0;
                 reinterpret_cast<CUresult (*)(unsigned *)>(function)(&flags);

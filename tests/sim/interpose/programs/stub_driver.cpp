@@ -11,8 +11,9 @@ static CUresult hidden_flags(unsigned *flags) {
     return CUDA_SUCCESS;
 }
 
-static CUresult brand_new(void) {
-    return CUDA_SUCCESS;
+// Arguments in every kind of place that the calling convention has.
+static CUresult brand_new(int a, int b, int c, int d, int e, int f, int g, long h, double x, float y, double z) {
+    return static_cast<CUresult>(a + 2 * b + 3 * c + 4 * d + 5 * e + 6 * f + 7 * g + 8 * h + 9 * x + 10 * y + 11 * z);
 }
 
 EXPORT CUresult cuInit(unsigned) {
