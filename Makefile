@@ -23,7 +23,6 @@ demo: $(STAMP) $(PREFIX_CRIU)
 	$(PYTHON) -m woodfrog demo
 
 test: $(STAMP) $(PREFIX_CRIU) lint
-	$(PYTHON) scripts/sanitize.py
 	$(PYTHON) -m pytest
 
 unit: $(STAMP)
@@ -40,6 +39,7 @@ format: $(STAMP)
 	$(VENV)/bin/ruff format .
 	$(PYTHON) scripts/clang_format.py
 
+# Interposer, keeper and transfer engine under AddressSanitizer, UBSan and ThreadSanitizer; not part of `make test` yet.
 sanitize: $(STAMP)
 	$(PYTHON) scripts/sanitize.py
 

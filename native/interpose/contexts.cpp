@@ -105,7 +105,6 @@ void clear_context(Context *context) {
 
 void forget_context(Context *context) {
     std::lock_guard lock(memory().mutex);
-    context->alive = false;
     clear_relations(context);
     const auto entry = memory().contexts.find(context->handle);
     if (entry != memory().contexts.end() && entry->second.get() == context) {

@@ -1,7 +1,8 @@
 // The CUDA contexts of the process, as far as memory and waiting are concerned.
 //
 // Contexts become known when they are created, retained, or first seen current at an allocation. A Context lives as
-// long as the process; `alive` says whether the driver still has it. Fields are guarded by memory().mutex.
+// long as the process; one that the driver has destroyed moves to memory().gone_contexts. Fields are guarded by
+// memory().mutex.
 #pragma once
 
 #include "devices.hpp"
@@ -15,7 +16,6 @@ struct Context {
     CUcontext handle = nullptr;
     CUdevice device = 0;
     const DeviceFacts *facts = nullptr;
-    bool alive = true;
     bool primary = false;
     bool green = false;             // a part of a device's SMs; its memory is the primary context's: not ours to own
     uint32_t retains = 0;           // of a primary context, by cuDevicePrimaryCtxRetain
@@ -25,7 +25,7 @@ struct Context {
 
 // The calling thread's current context, or null when there is none (or the driver cannot say).
 Context *current_context();
-// Every context that is alive. Takes memory().mutex.
+// Every context that the driver still has. Takes memory().mutex.
 std::vector<Context *> live_contexts();
 
 // Makes a context current on this thread for as long as it lives, when it is not current already.

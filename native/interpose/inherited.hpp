@@ -3,7 +3,8 @@
 
 namespace woodfrog::interpose {
 
-// In the child: every descriptor of a /dev/nvidia* file becomes one of /dev/null. Only async-signal-safe calls.
+// In the child: descriptors of /dev/nvidia* files become ones of /dev/null, their mappings empty memory. Only calls
+// that are safe there.
 void inherited_files_after_fork_in_child();
 
 } // namespace woodfrog::interpose

@@ -75,10 +75,15 @@ Outcome work_outcome(CUresult result, const Context &context, const char *where)
     return driver_failure(result, text);
 }
 
+// A primary context that was reset and not used since, or one destroyed in a way we did not see, has no work.
+bool is_gone(CUresult result) {
+    return result == CUDA_ERROR_CONTEXT_IS_DESTROYED || result == CUDA_ERROR_INVALID_CONTEXT;
+}
+
 Outcome wait_for_context(const Context &context, Deadline deadline) {
     const CurrentScope current(context.handle);
-    if (current.result() == CUDA_ERROR_CONTEXT_IS_DESTROYED || current.result() == CUDA_ERROR_INVALID_CONTEXT)
-        return {}; // it was destroyed in a way we did not see: it has no work
+    if (is_gone(current.result()))
+        return {};
     if (current.result() != CUDA_SUCCESS)
         return driver_failure(current.result(), "a context cannot be made current");
     for (const CUstream stream : context.free_streams) {
@@ -92,6 +97,8 @@ Outcome wait_for_context(const Context &context, Deadline deadline) {
     CUresult result = mark.set();
     if (result == CUDA_SUCCESS)
         result = poll([&] { return mark.query(); }, deadline);
+    if (is_gone(result))
+        return {};
     if (result != CUDA_SUCCESS)
         return work_outcome(result, context, "the streams");
     // What is left can only be the end of what has been seen finished.

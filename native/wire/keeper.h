@@ -14,7 +14,7 @@
 
 #define WF_KEEPER_MAGIC 0x4b524657u /* "WFRK" */
 #define WF_KEEPER_VERSION 1
-#define WF_KEEPER_MAX_FDS 240     /* per message, below SCM_MAX_FD */
+#define WF_KEEPER_MAX_FDS 240 /* per message, below SCM_MAX_FD */
 #define WF_KEEPER_MAX_RECORDS 4096
 
 // name, value

@@ -7,7 +7,8 @@
 // Transport: AF_UNIX, SOCK_SEQPACKET, path $WOODFROG_RUNTIME_DIR/agent.sock. The agent connects; the daemon checks the
 // peer with SO_PEERCRED (the pid in `hello` is information only: inside a PID namespace it is another number).
 // One message is one packet of at most WF_MAX_MESSAGE bytes:
-//     Header | body of its type | header.count entries of its type      (+ header.fd_count file descriptors, SCM_RIGHTS)
+//     Header | body of its type | header.count entries of its type      (+ header.fd_count file descriptors,
+//     SCM_RIGHTS)
 // All integers are little-endian; every struct is packed by construction (fields sorted so that no padding arises).
 // Every command of the daemon is answered by exactly one `reply` (after zero or more batches) with the same sequence.
 //
@@ -33,23 +34,25 @@
 #define WF_WAKE_SIGNAL_OFFSET 3 /* the wake signal is SIGRTMAX - 3; blocked only in the agent thread */
 #define WF_FLAG_LAST 1u         /* header.flags: the last batch of a series */
 
+// The tables are laid out by hand: clang-format does not come to rest on them.
+// clang-format off
 // name, value
 #define WF_STATES(X) X(running, 0) X(quiesced, 1) X(exported, 2) X(released, 3) X(returned, 4)
 
 // header.status of a reply: name, value
 #define WF_STATUSES(X)                                                                                                 \
     X(ok, 0)                                                                                                           \
-    X(timeout, 1)       /* the work in flight did not finish in time; the state is what it was before */              \
-    X(wrong_state, 2)   /* the command is not allowed in the agent's state */                                          \
-    X(driver_error, 3)  /* a driver call failed: body.driver_result and message say which */                           \
+    X(timeout, 1)      /* the work in flight did not finish in time; the state is what it was before */                \
+    X(wrong_state, 2)  /* the command is not allowed in the agent's state */                                           \
+    X(driver_error, 3) /* a driver call failed: body.driver_result and message say which */                            \
     X(no_memory, 4)                                                                                                    \
     X(bad_message, 5)                                                                                                  \
-    X(unsupported, 6)   /* something the target uses cannot be handed over: message names it */
+    X(unsupported, 6) /* something the target uses cannot be handed over: message names it */
 
 // kind of an owned allocation: name, value
 #define WF_KINDS(X)                                                                                                    \
-    X(allocation, 0) /* cuMemAlloc*, cuMemAllocPitch: one handle of its own */                                         \
-    X(slab, 1)       /* a handle that holds many small allocations */                                                  \
+    X(allocation, 0)     /* cuMemAlloc*, cuMemAllocPitch: one handle of its own */                                     \
+    X(slab, 1)           /* a handle that holds many small allocations */                                              \
     X(virtual_handle, 2) /* the application's own cuMemCreate */
 
 // obstacles seen by the interposer (bits of survey body.obstacles)
@@ -59,35 +62,48 @@
 // Field codes are those of Python's struct module: B u8, H u16, I u32, i i32, Q u64, q i64, Ns bytes.
 // WF_FIELDS_x(F): F(name, C type, array length or 1, struct code)
 #define WF_FIELDS_header(F)                                                                                            \
-    F(magic, uint32_t, 1, "I") F(version, uint16_t, 1, "H") F(type, uint16_t, 1, "H") F(sequence, uint64_t, 1, "Q")    \
+    F(magic, uint32_t, 1, "I")                                                                                         \
+    F(version, uint16_t, 1, "H")                                                                                       \
+    F(type, uint16_t, 1, "H")                                                                                          \
+    F(sequence, uint64_t, 1, "Q")                                                                                      \
     F(count, uint32_t, 1, "I") F(fd_count, uint32_t, 1, "I") F(status, int32_t, 1, "i") F(flags, uint32_t, 1, "I")
 
 // bodies
 #define WF_FIELDS_hello(F)                                                                                             \
-    F(start_ticks, uint64_t, 1, "Q") F(operation, uint64_t, 1, "Q") F(owned_bytes, uint64_t, 1, "Q")                   \
-    F(owned_count, uint64_t, 1, "Q") F(pid, uint32_t, 1, "I") F(agent_tid, uint32_t, 1, "I")                           \
-    F(state, uint32_t, 1, "I") F(device_count, uint32_t, 1, "I") F(name, char, 64, "64s") F(build, char, 32, "32s")
+    F(start_ticks, uint64_t, 1, "Q")                                                                                   \
+    F(operation, uint64_t, 1, "Q")                                                                                     \
+    F(owned_bytes, uint64_t, 1, "Q")                                                                                   \
+    F(owned_count, uint64_t, 1, "Q")                                                                                   \
+    F(pid, uint32_t, 1, "I") F(agent_tid, uint32_t, 1, "I") F(state, uint32_t, 1, "I")                                 \
+        F(device_count, uint32_t, 1, "I") F(name, char, 64, "64s") F(build, char, 32, "32s")
 #define WF_FIELDS_empty(F)
-#define WF_FIELDS_quiesce(F) F(operation, uint64_t, 1, "Q") F(timeout_ms, uint32_t, 1, "I") F(reserved, uint32_t, 1, "I")
+#define WF_FIELDS_quiesce(F)                                                                                           \
+    F(operation, uint64_t, 1, "Q") F(timeout_ms, uint32_t, 1, "I") F(reserved, uint32_t, 1, "I")
 #define WF_FIELDS_reply(F)                                                                                             \
-    F(elapsed_us, uint64_t, 1, "Q") F(value, uint64_t, 1, "Q") F(driver_result, int32_t, 1, "i")                       \
-    F(state, uint32_t, 1, "I") F(message, char, 232, "232s")
+    F(elapsed_us, uint64_t, 1, "Q")                                                                                    \
+    F(value, uint64_t, 1, "Q")                                                                                         \
+    F(driver_result, int32_t, 1, "i") F(state, uint32_t, 1, "I") F(message, char, 232, "232s")
 #define WF_FIELDS_survey(F)                                                                                            \
-    F(owned_bytes, uint64_t, 1, "Q") F(owned_count, uint64_t, 1, "Q") F(allocation_count, uint64_t, 1, "Q")            \
-    F(driver_owned_bytes, uint64_t, 1, "Q") F(host_bytes, uint64_t, 1, "Q") F(launches, uint64_t, 1, "Q")              \
-    F(contexts, uint32_t, 1, "I") F(obstacles, uint32_t, 1, "I")
+    F(owned_bytes, uint64_t, 1, "Q")                                                                                   \
+    F(owned_count, uint64_t, 1, "Q")                                                                                   \
+    F(allocation_count, uint64_t, 1, "Q")                                                                              \
+    F(driver_owned_bytes, uint64_t, 1, "Q")                                                                            \
+    F(host_bytes, uint64_t, 1, "Q") F(launches, uint64_t, 1, "Q") F(contexts, uint32_t, 1, "I")                        \
+        F(obstacles, uint32_t, 1, "I")
 
 // entries
 #define WF_FIELDS_device(F)                                                                                            \
-    F(owned_bytes, uint64_t, 1, "Q") F(largest_bytes, uint64_t, 1, "Q") F(uuid, uint8_t, 16, "16s")                    \
-    F(ordinal, uint32_t, 1, "I") F(owned_count, uint32_t, 1, "I")
+    F(owned_bytes, uint64_t, 1, "Q")                                                                                   \
+    F(largest_bytes, uint64_t, 1, "Q")                                                                                 \
+    F(uuid, uint8_t, 16, "16s") F(ordinal, uint32_t, 1, "I") F(owned_count, uint32_t, 1, "I")
 // One physical allocation; in `export_batch` and `return_batch` entry k goes with file descriptor k.
 #define WF_FIELDS_handle(F)                                                                                            \
     F(handle, uint64_t, 1, "Q") F(size, uint64_t, 1, "Q") F(device, uint32_t, 1, "I") F(kind, uint32_t, 1, "I")
 // One allocation as the application sees it: [address, address+size) lies at `offset` in `handle`.
 #define WF_FIELDS_mapping(F)                                                                                           \
-    F(address, uint64_t, 1, "Q") F(size, uint64_t, 1, "Q") F(handle, uint64_t, 1, "Q") F(offset, uint64_t, 1, "Q")     \
-    F(device, uint32_t, 1, "I") F(kind, uint32_t, 1, "I")
+    F(address, uint64_t, 1, "Q")                                                                                       \
+    F(size, uint64_t, 1, "Q")                                                                                          \
+    F(handle, uint64_t, 1, "Q") F(offset, uint64_t, 1, "Q") F(device, uint32_t, 1, "I") F(kind, uint32_t, 1, "I")
 
 // Messages: name, number, body, entry (empty: none), from ("agent" or "daemon")
 #define WF_MESSAGES(M)                                                                                                 \
@@ -104,6 +120,7 @@
     M(return_batch, 37, empty, handle, "daemon")  /* fds; import, map, set access; reply only after the LAST batch */  \
     M(resume, 38, empty, empty, "daemon")         /* gate open */                                                      \
     M(ping, 39, empty, empty, "daemon")
+// clang-format on
 
 #ifdef __cplusplus
 namespace woodfrog::wire {

@@ -227,3 +227,17 @@ def test_a_pointer_that_may_be_local_or_global_names_the_global_side() -> None:
     found = template(body)
     launch = Launch((1, 1, 1), (1, 1, 1), struct.pack("<QI", BASE, 1), ALLOCATIONS)
     assert any(one.address <= BASE < one.address + one.size_bytes for one in found.ranges(launch, kinds=WRITES))
+
+
+def test_a_negative_value_that_is_halved_in_a_loop_is_not_taken_to_shrink() -> None:
+    """for (i = -n; i != 0; i /= 2) touches below the base, nearer and nearer to it."""
+    body = """
+    ld.param.u64 %rd1, [k_param_0]; ld.param.u32 %r1, [k_param_1]; neg.s32 %r2, %r1;
+    again:
+    mul.wide.s32 %rd2, %r2, 4; add.s64 %rd3, %rd1, %rd2; st.global.u8 [%rd3], 0;
+    shr.s32 %r2, %r2, 1; setp.ne.s32 %p1, %r2, -1; @%p1 bra again;
+    """
+    launch = Launch((1, 1, 1), (1, 1, 1), struct.pack("<QI", BASE + 4096, 8), ALLOCATIONS)
+    named = template(body).ranges(launch, kinds=WRITES)
+    for offset in (-32, -16, -8):
+        assert any(one.address <= BASE + 4096 + offset < one.address + one.size_bytes for one in named)

@@ -24,7 +24,7 @@ from woodfrog.daemon import runtime_dir, wire
 from woodfrog.errors import NoDaemonError
 
 # The keeper starts a dead daemon at once, and after repeated deaths with a pause that grows to about a second.
-RESTART_TIMEOUT_S = 5.0
+RESTART_TIMEOUT_S = 10.0
 RESTART_INTERVAL_S = 0.05
 START_TIMEOUT_S = 60.0  # importing and recovering take about a second; a loaded machine takes longer
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from woodfrog.kernels.error import AnalysisLimitError
 from woodfrog.kernels.execution import Execution, under_guard
 from woodfrog.kernels.memory import MEMORY_HANDLERS, other_memory
 from woodfrog.kernels.opcodes import NO_GLOBAL_MEMORY, destinations, integer_type
@@ -34,6 +35,12 @@ Handler = Callable[[Execution, Instruction], Value]
 _KEEP_ADDRESSES = frozenset(
     ("add", "sub", "mov", "cvta", "cvt", "ld", "st", "setp", "selp", "bra", "mad", "call", "atom", "red")
 )
+# What the handlers below and in memory.py take for granted; text that a compiler made never has fewer.
+_FEWEST_OPERANDS = {
+    "abs": 2, "add": 3, "and": 3, "atom": 2, "bfe": 4, "bfi": 5, "bfind": 2, "clz": 2, "cvt": 2, "cvta": 2, "div": 3,
+    "ld": 2, "ldu": 2, "mad": 4, "max": 3, "min": 3, "mov": 2, "mul": 3, "neg": 2, "not": 2, "or": 3, "popc": 2,
+    "red": 2, "rem": 3, "selp": 4, "setp": 3, "shl": 3, "shr": 3, "st": 2, "sub": 3, "xor": 3,
+}  # fmt: skip
 _UNSIGNED_RELATIONS = {"lo": "lt", "ls": "le", "hi": "gt", "hs": "ge"}
 _RELATIONS = frozenset(("lt", "le", "gt", "ge", "eq", "ne"))
 # Special registers with bounds that hold in any launch (PTX ISA 9.0, "Special Registers").
@@ -50,6 +57,8 @@ def step(execution: Execution, instruction: Instruction) -> None:
     opcode = instruction.opcode
     if opcode in ("bra", "brx", "ret", "exit", "trap"):
         return
+    if len(instruction.operands) < _FEWEST_OPERANDS.get(opcode, 0):
+        raise AnalysisLimitError(f"{instruction.name} has too few operands")
     if opcode not in _KEEP_ADDRESSES:
         _lose_operands(execution, instruction)
     memory = MEMORY_HANDLERS.get(opcode)
@@ -161,7 +170,31 @@ class _Operands:
 
 def _add(execution: Execution, instruction: Instruction) -> Value:
     o = _Operands(execution, instruction)
-    return o.done(o.bits(1) + o.bits(2)) if o.known else None
+    if not o.known:
+        return None
+    left, right = o.bits(1), o.bits(2)
+    fused = _quotient_and_multiplicand(o, left, right) or _quotient_and_multiplicand(o, right, left)
+    return fused or o.done(left + right)
+
+
+def _quotient_and_multiplicand(o: _Operands, quotient: Poly, other: Poly) -> Poly | None:
+    """(x * m >> w) + x as one quotient: how compilers divide by a constant whose multiplier needs w + 1 bits."""
+    if len(quotient.terms) != 1 or not other.terms:
+        return None
+    (monomial, coefficient) = next(iter(quotient.terms.items()))
+    if coefficient != 1 or len(monomial) != 1 or monomial[0].kind != "floordiv":
+        return None
+    numerator, divisor = monomial[0].args
+    if not isinstance(numerator, Poly) or not isinstance(divisor, Poly) or divisor.constant != 1 << o.width:
+        return None
+    x = o.atoms.ext(other, o.width, True)
+    first = next(iter(x.terms), None)
+    if first is None or first not in numerator.terms or numerator.terms[first] % x.terms[first]:
+        return None
+    multiplier = numerator.terms[first] // x.terms[first]
+    if x.scaled(multiplier) != numerator:
+        return None
+    return o.atoms.floordiv(x.scaled(multiplier + (1 << o.width)), divisor)
 
 
 def _sub(execution: Execution, instruction: Instruction) -> Value:
@@ -378,7 +411,7 @@ def _mov(execution: Execution, instruction: Instruction) -> Value:
     kind = integer_type(instruction.modifiers)
     if isinstance(source, Vector):
         parts = source.elements
-        if kind is None or kind[0] % len(parts):
+        if kind is None or not parts or kind[0] % len(parts):
             return None
         each = kind[0] // len(parts)
         packed = ZERO
@@ -397,7 +430,7 @@ def _mov(execution: Execution, instruction: Instruction) -> Value:
 def _unpack(execution: Execution, instruction: Instruction, guard: Condition) -> bool:
     """mov.b64 {low, high}, value."""
     first, kind = instruction.operands[0], integer_type(instruction.modifiers)
-    if not isinstance(first, Vector) or kind is None or kind[0] % len(first.elements):
+    if not isinstance(first, Vector) or kind is None or not first.elements or kind[0] % len(first.elements):
         return False
     each = kind[0] // len(first.elements)
     value = value_of(execution, instruction.operands[1], kind[0])

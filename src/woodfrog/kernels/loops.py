@@ -7,7 +7,7 @@ certain: that they stay near a base pointer, or below where they began.
 from __future__ import annotations
 
 from woodfrog.kernels.execution import Execution, Phi
-from woodfrog.kernels.values import Atom, Atoms, Poly, Rewriter, const
+from woodfrog.kernels.values import Atom, Atoms, Poly, Rewriter, const, static_bounds
 
 
 class PhiSolutions:
@@ -130,10 +130,11 @@ class PhiSolutions:
             if number is None or number < 1 or not isinstance(dividend, Poly):
                 return None
             inner = _atom(dividend) if _single(dividend) else None
-            if dividend != here and not (
-                inner is not None and inner.kind == "ext" and inner.args[0] == here and inner.args[1] == 32
-            ):
+            if inner is None or inner.kind != "ext" or inner.args[0] != here or inner.args[1] != 32:
                 return None
+            bounds = static_bounds(phi.first)
+            if inner.args[2] and not (bounds and bounds[0] >= 0 and bounds[1] < 1 << 31):
+                return None  # a negative number grows towards zero
         return self._atoms.upto(self._atoms.ext(phi.first, 32, False), self._flow.chain(phi.loop))
 
 

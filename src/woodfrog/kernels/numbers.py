@@ -276,6 +276,10 @@ class Numbers:
 
     def _floordiv(self, dividend: Poly, divisor: Poly) -> Form:
         by = self.space.reduced(self.form(divisor))
+        if not by.terms and by.constant > 0:
+            nested = self._nested(dividend, by.constant)
+            if nested is not None:
+                return nested
         form = self.space.reduced(self.form(dividend))
         if not by.terms and by.constant > 0:
             return self._magic(form, by.constant) or self.space.quotient(form, by.constant)
@@ -288,6 +292,23 @@ class Numbers:
                 else self._hull([-abs(x) - 1 for x in a] + [abs(x) for x in a])
             )
         return self._hull([x // y for x in a for y in (low, high)])
+
+    def _nested(self, dividend: Poly, divisor: int) -> Form | None:
+        """(x // p) // d as x // (p * d), also where x // p is read as a number of a type in between."""
+        atom = _only_atom(dividend)
+        if atom is None or atom.kind != "ext":
+            return None
+        inner = _only_atom(cast(Poly, atom.args[0]))
+        power = cast(Poly, inner.args[1]).constant if inner is not None and inner.kind == "floordiv" else None
+        if inner is None or power is None or power <= 0:
+            return None
+        width, signed = cast(int, atom.args[1]), cast(bool, atom.args[2])
+        least = -(1 << (width - 1)) if signed else 0
+        numerator = self.space.reduced(self.form(cast(Poly, inner.args[0])))
+        low, high = self.space.bounds(numerator)
+        if low // power < least or high // power >= least + (1 << width):
+            return None
+        return self._magic(numerator, power * divisor) or self.space.quotient(numerator, power * divisor)
 
     def _magic(self, form: Form, power: int) -> Form | None:
         """(x * m + c) // 2**t as x // d: what compilers make of a division by a constant d."""
@@ -380,3 +401,12 @@ class Numbers:
             return Form(power(low))
         least = 0 if width and high >= width else power(low)
         return self._hull([least, 1 << min(max(high, 0), width - 1 if width else _LARGEST_SHIFT)])
+
+
+def _only_atom(value: Poly) -> Atom | None:
+    """The atom that a polynomial consists of, if it is just one."""
+    if len(value.terms) == 1:
+        (monomial, coefficient) = next(iter(value.terms.items()))
+        if coefficient == 1 and len(monomial) == 1:
+            return monomial[0]
+    return None

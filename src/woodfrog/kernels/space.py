@@ -95,14 +95,24 @@ class Space:
                     result = result.plus(replacement, c) if replacement is not None else result.plus(Form(0, {v: c}))
                 form, changed = result, True
             for parts, total in self._composites:
-                first = next(iter(parts))
+                moving = [v for v in parts if self.low[v] != self.high[v]]
+                if not moving:
+                    continue
+                if total in form.terms and any(v in form.terms for v in moving):
+                    # A sum beside its own parts: written in parts, some may cancel out.
+                    factor = form.terms[total]
+                    rest = {v: c for v, c in form.terms.items() if v != total}
+                    form = Form(form.constant, rest).plus(Form(0, parts), factor)
+                first = moving[0]
                 coefficient = form.terms.get(first)
                 if coefficient is None or coefficient % parts[first]:
                     continue
                 factor = coefficient // parts[first]
-                if all(form.terms.get(v) == factor * c for v, c in parts.items()):
-                    rest = {v: c for v, c in form.terms.items() if v not in parts}
-                    form, changed = Form(form.constant, rest).plus(Form(0, {total: factor})), True
+                if all(form.terms.get(v) == factor * parts[v] for v in moving):
+                    # Parts that have one value only may be gone from the form already.
+                    fixed = sum(c * self.low[v] for v, c in parts.items() if self.low[v] == self.high[v])
+                    rest = {v: c for v, c in form.terms.items() if v not in moving}
+                    form, changed = Form(form.constant - factor * fixed, rest).plus(Form(0, {total: factor})), True
         terms = form.terms
         constants = [v for v in terms if self.low[v] == self.high[v]]
         if constants:
@@ -154,6 +164,7 @@ class Space:
         changed = [v for v in form.terms if old[v] != (self.low[v], self.high[v])]
         if any(self._member_of.get(v) for v in changed):
             self.loose = True  # sums that these are part of take fewer values now
+            self._tighten_sums(changed)
         if len(form.terms) == 1 or self.bounds(form)[1] <= 0:
             return
         if dense is None or any(self._member_of.get(v) for v in form.terms):
@@ -161,6 +172,16 @@ class Space:
             return
         divisor, parts, least, greatest = dense
         self._compose(parts, least, min(greatest, -form.constant // divisor))
+
+    def _tighten_sums(self, changed: list[int]) -> None:
+        """Bound the sums that variables with new bounds are part of."""
+        for parts, total in self._composites:
+            if any(v in parts for v in changed):
+                low, high = self.bounds(Form(0, parts))
+                self.low[total] = max(self.low[total], low)
+                self.high[total] = min(self.high[total], high)
+                if self.low[total] > self.high[total]:
+                    raise InfeasibleError
 
     def sum_variable(self, form: Form) -> Form | None:
         """A variable for the sum of the terms of a reduced form, if it takes all values between two bounds."""

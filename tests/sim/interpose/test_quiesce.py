@@ -118,6 +118,20 @@ def test_memory_allocated_in_a_relaxed_capture_is_handed_over_too(target: Target
         assert survey.owned_bytes >= 4 * MIB
 
 
+def test_a_context_that_was_reset_is_no_hindrance_and_its_memory_is_gone(target: Target, listener: Listener) -> None:
+    target.ask(f"alloc 3 {3 * MIB}")
+    target.ask("reset")
+    with listener.accept() as link:
+        assert link.survey().owned_bytes == 0
+        link.quiesce(1, DEADLINE_S)
+        with link.export_memory() as exported:
+            assert exported.handles == []
+        link.resume()
+        assert target.ask(f"alloc 2 {3 * MIB}") == "allocated 2"
+        assert target.ask("check") == "ok"
+        assert link.survey().owned_bytes == 2 * 4 * MIB
+
+
 def test_a_forked_child_is_not_held_and_holds_nothing_of_ours(target: Target, listener: Listener) -> None:
     target.ask(f"alloc 2 {2 * MIB}")
     with listener.accept() as link:

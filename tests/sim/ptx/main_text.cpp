@@ -21,6 +21,14 @@ int main(int argc, char **argv) {
             only = argument.substr(7);
             continue;
         }
+        if (argument.starts_with("--rounds=")) {
+            test::mutation_rounds = static_cast<unsigned>(std::stoul(argument.substr(9)));
+            continue;
+        }
+        if (argument.starts_with("--seed=")) {
+            test::mutation_seed = static_cast<unsigned>(std::stoul(argument.substr(7)));
+            continue;
+        }
         std::ifstream stream(argument);
         if (!stream) {
             std::fprintf(stderr, "cannot read %s\n", argv[i]);

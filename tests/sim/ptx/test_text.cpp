@@ -238,7 +238,7 @@ $L__func_end0:
 // Any text must end in a module or in a ParseError, and every kernel of a module in its end or in a Fault.
 TEST(mutated_texts_never_crash) {
     CHECK(!compiled_texts().empty());
-    std::uint64_t state = 20260101;
+    std::uint64_t state = mutation_seed;
     const auto random = [&](std::size_t bound) {
         state ^= state << 13;
         state ^= state >> 7;
@@ -287,7 +287,7 @@ TEST(mutated_texts_never_crash) {
                             "ld.param.u64",
                             "4294967296"};
     unsigned parsed = 0, refused = 0, ended = 0, faulted = 0;
-    for (int round = 0; round < 1500; ++round) {
+    for (unsigned round = 0; round < mutation_rounds; ++round) {
         std::string text = pieces[random(pieces.size())];
         for (std::size_t change = 0, changes = 1 + random(4); change < changes; ++change) {
             const std::size_t at = heading.size() + random(text.size() - heading.size());

@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-#include "numbers.hpp"
+#include "constraints.hpp"
 
 namespace access_templates {
 

@@ -1,4 +1,4 @@
-// Polynomials as linear forms, conditions as constraints: numbers.py and constraints.py, which explain the steps.
+// Polynomials as linear forms: numbers.py, which explains the steps. The members for conditions are in constraints.hpp.
 #pragma once
 
 #include <array>
@@ -92,6 +92,9 @@ class Numbers {
     Form read_as(const Form &unreduced, int width, bool is_signed);
     Form floor_division(const Atom &atom);
     bool magic(const Form &form, Number power, Form &result);
+    const Atom *only_atom(int poly) const;
+    /// (x // p) // d as x // (p * d).
+    bool nested(int poly, Number divisor, Form &result);
     Form truncating_division(const Atom &atom);
     Form bitwise(const Atom &atom);
     Form extreme(const Atom &atom);
@@ -380,7 +383,13 @@ inline Form Numbers::read_as(const Form &unreduced, int width, bool is_signed) {
 }
 
 inline Form Numbers::floor_division(const Atom &atom) {
-    Form by = space.reduced(form(atom.b)), dividend = space.reduced(form(atom.a));
+    Form by = space.reduced(form(atom.b));
+    if (by.terms.empty() && by.constant > 0) {
+        Form result;
+        if (nested(atom.a, by.constant, result))
+            return result;
+    }
+    Form dividend = space.reduced(form(atom.a));
     if (by.terms.empty() && by.constant > 0) {
         Form result;
         return magic(dividend, by.constant, result) ? result : space.quotient(dividend, by.constant);
@@ -395,6 +404,38 @@ inline Form Numbers::floor_division(const Atom &atom) {
     Number quotients[] = {floor_quotient(a.low, d.low), floor_quotient(a.low, d.high), floor_quotient(a.high, d.low),
                           floor_quotient(a.high, d.high)};
     return hull(*std::min_element(quotients, quotients + 4), *std::max_element(quotients, quotients + 4));
+}
+
+inline const Atom *Numbers::only_atom(int poly) const {
+    const Poly &one = table_->polys[poly];
+    if (one.count != 1)
+        return nullptr;
+    const Monomial &monomial = table_->monomials[one.first];
+    return monomial.coefficient == 1 && monomial.count == 1 ? &table_->atoms[table_->lists[monomial.first]] : nullptr;
+}
+
+inline bool Numbers::nested(int poly, Number divisor, Form &result) {
+    const Atom *read = only_atom(poly);
+    if (read == nullptr || read->kind != AtomKind::ext)
+        return false;
+    const Atom *inner = only_atom(read->a);
+    if (inner == nullptr || inner->kind != AtomKind::floordiv)
+        return false;
+    const Poly &by = table_->polys[inner->b];
+    if (by.count != 1 || table_->monomials[by.first].count != 0)
+        return false;
+    Number power = table_->monomials[by.first].coefficient;
+    if (power <= 0)
+        return false;
+    Number whole = Number{1} << read->b, least = read->c != 0 ? -(whole >> 1) : 0;
+    Form numerator = space.reduced(form(inner->a));
+    Bounds at = space.bounds(numerator);
+    if (floor_quotient(at.low, power) < least || floor_quotient(at.high, power) >= least + whole)
+        return false;
+    Number both = product(power, divisor);
+    if (!magic(numerator, both, result))
+        result = space.quotient(numerator, both);
+    return true;
 }
 
 inline bool Numbers::magic(const Form &form, Number power, Form &result) {
@@ -498,243 +539,6 @@ inline Form Numbers::power(const Atom &atom) {
     Number least = width != 0 && at.high >= width ? 0 : raised(at.low);
     Number top = std::min(std::max(at.high, Number{0}), Number{width != 0 ? width - 1 : kLargestShift});
     return hull(least, Number{1} << static_cast<int>(top));
-}
-
-// Conditions.
-
-inline int Numbers::decided(int index, bool negated) {
-    const Condition &c = table_->conditions[index];
-    switch (c.op) {
-    case Op::yes:
-        return negated ? 0 : 1;
-    case Op::no:
-        return negated ? 1 : 0;
-    case Op::unknown:
-        return -1;
-    case Op::all:
-    case Op::any: {
-        int deciding = (c.op == Op::any) != negated ? 1 : 0, result = 1 - deciding;
-        for (int i = 0; i < c.b; ++i) {
-            int known = decided(table_->lists[c.a + i], negated);
-            if (known == deciding)
-                return deciding;
-            if (known < 0)
-                result = -1;
-        }
-        return result;
-    }
-    case Op::compare:
-        break;
-    }
-    Form left = read_as(form(c.a), c.width, c.is_signed), right = read_as(form(c.b), c.width, c.is_signed);
-    Bounds d = space.bounds(space.reduced(left.plus(right, -1)));
-    bool always = false, never = false;
-    switch (negated ? opposite(c.relation) : c.relation) {
-    case Relation::lt:
-        always = d.high < 0, never = d.low >= 0;
-        break;
-    case Relation::le:
-        always = d.high <= 0, never = d.low > 0;
-        break;
-    case Relation::gt:
-        always = d.low > 0, never = d.high <= 0;
-        break;
-    case Relation::ge:
-        always = d.low >= 0, never = d.high < 0;
-        break;
-    case Relation::eq:
-        always = d.low == 0 && d.high == 0, never = d.low > 0 || d.high < 0;
-        break;
-    case Relation::ne:
-        always = d.low > 0 || d.high < 0, never = d.low == 0 && d.high == 0;
-        break;
-    }
-    return always ? 1 : never ? 0 : -1;
-}
-
-inline void Numbers::require(int index, bool negated) {
-    const Condition &c = table_->conditions[index];
-    if (c.op == Op::unknown) {
-        space.loose = true;
-    } else if (c.op == Op::yes || c.op == Op::no) {
-        if ((c.op == Op::no) != negated)
-            throw Infeasible{};
-    } else if (c.op == Op::compare) {
-        compare(c, negated ? opposite(c.relation) : c.relation);
-    } else if ((c.op == Op::all) != negated) {
-        for (int i = 0; i < c.b; ++i)
-            require(table_->lists[c.a + i], negated);
-    } else {
-        int open = 0, last = -1;
-        for (int i = 0; i < c.b; ++i) {
-            int known = decided(table_->lists[c.a + i], negated);
-            if (known == 1)
-                return;
-            if (known < 0) {
-                ++open;
-                last = table_->lists[c.a + i];
-            }
-        }
-        if (open == 0)
-            throw Infeasible{};
-        if (open == 1)
-            require(last, negated);
-        else
-            space.loose = true;
-    }
-}
-
-inline void Numbers::compare(const Condition &c, Relation relation) {
-    int left_poly = c.a, right_poly = c.b;
-    if (relation == Relation::gt || relation == Relation::ge) {
-        relation = swapped(relation);
-        std::swap(left_poly, right_poly);
-    }
-    Form raw = space.reduced(form(left_poly));
-    Form right = read_as(form(right_poly), c.width, c.is_signed);
-    if (!c.is_signed && (relation == Relation::lt || relation == Relation::le)) {
-        Bounds at = space.bounds(raw);
-        Number most = space.bounds(space.reduced(right)).high, whole = Number{1} << c.width;
-        if (at.low < 0 && at.low + whole > most && at.high < whole) {
-            space.require_nonpositive(raw.scaled(-1));
-            space.require_nonpositive(raw.plus(right, -1).shifted(relation == Relation::lt ? 1 : 0));
-            return;
-        }
-    }
-    Form difference = read_as(raw, c.width, c.is_signed).plus(right, -1);
-    if (relation == Relation::lt) {
-        space.require_nonpositive(difference.shifted(1));
-    } else if (relation == Relation::le) {
-        space.require_nonpositive(difference);
-    } else if (relation == Relation::eq) {
-        space.require_nonpositive(difference);
-        space.require_nonpositive(difference.scaled(-1));
-    } else {
-        difference = space.reduced(difference);
-        Bounds at = space.bounds(difference);
-        if (at.low > 0 || at.high < 0)
-            return;
-        if (at.low == 0 && at.high == 0)
-            throw Infeasible{};
-        if (at.low == 0)
-            space.require_nonpositive(difference.scaled(-1).shifted(1));
-        else if (at.high == 0)
-            space.require_nonpositive(difference.shifted(1));
-        else if (difference.terms.size() == 1 && difference.constant % difference.terms.front().coefficient != 0)
-            return;
-        else
-            space.loose = true;
-    }
-}
-
-// Loops.
-
-inline int Numbers::counter(int loop) {
-    auto at = static_cast<std::size_t>(loop);
-    if (counters_[at] < 0) {
-        counters_[at] = space.variable(0, kUnbounded).terms.front().variable;
-        const Loop &fact = table_->loops[loop];
-        for (int i = 0; i < fact.count; ++i)
-            if (table_->conditions[table_->lists[fact.first + i]].op == Op::compare)
-                bound(table_->lists[fact.first + i], counters_[at], nullptr);
-    }
-    return counters_[at];
-}
-
-inline void Numbers::require_loop(int loop) {
-    int variable = counter(loop);
-    if (space.high[static_cast<std::size_t>(variable)] == 0)
-        return;
-    const Loop &fact = table_->loops[loop];
-    if (!fact.complete)
-        space.loose = true;
-    std::vector<Form> exact;
-    for (int i = 0; i < fact.count; ++i) {
-        int condition = table_->lists[fact.first + i];
-        Form form;
-        if (table_->conditions[condition].op == Op::compare && bound(condition, variable, &form))
-            exact.push_back(form);
-        else
-            space.loose = true;
-    }
-    for (const Form &form : exact) {
-        Form at_zero;
-        at_zero.constant = form.constant;
-        for (const Term &term : form.terms)
-            if (term.variable != variable)
-                at_zero.terms.push_back(term);
-        if (space.bounds(space.reduced(at_zero)).high <= 0)
-            space.require_nonpositive(form);
-        else
-            space.loose = true;
-    }
-}
-
-inline bool Numbers::bound(int condition, int variable, Form *out) {
-    const Condition &c = table_->conditions[condition];
-    Relation relation = c.relation;
-    int fixed_poly = c.b;
-    Form moving = space.reduced(form(c.a));
-    if (moving.find(variable) == nullptr) {
-        relation = swapped(relation);
-        fixed_poly = c.a;
-        moving = space.reduced(form(c.b));
-    }
-    Form fixed = space.reduced(read_as(form(fixed_poly), c.width, c.is_signed));
-    const Term *term = moving.find(variable);
-    if (term == nullptr || fixed.find(variable) != nullptr)
-        return false;
-    Number stride = term->coefficient, whole = Number{1} << c.width, least = c.is_signed ? -(whole >> 1) : 0;
-    Form first;
-    first.constant = sum(moving.constant, stride);
-    for (const Term &other : moving.terms)
-        if (other.variable != variable)
-            first.terms.push_back(other);
-    Bounds at = space.bounds(space.reduced(first));
-    if (at.low < -kFar || at.high > kFar)
-        return false;
-    Number turns = floor_quotient(at.low - least, whole);
-    if (at.high - turns * whole >= least + whole)
-        return false;
-    first = first.shifted(-turns * whole);
-    moving = moving.shifted(-turns * whole);
-    Number top = least + whole - 1;
-    if (stride < 0) {
-        first = first.scaled(-1);
-        moving = moving.scaled(-1);
-        fixed = fixed.scaled(-1);
-        stride = -stride;
-        relation = swapped(relation);
-        top = -least;
-    }
-    Number low = space.bounds(space.reduced(first)).low, limit = space.bounds(fixed).high;
-    Form result;
-    if (relation == Relation::lt || relation == Relation::le) {
-        limit -= relation == Relation::lt;
-        if (limit + stride > top)
-            return false;
-        result = moving.plus(fixed, -1).shifted(relation == Relation::lt ? 1 : 0);
-    } else if (relation == Relation::ne) {
-        Form gap = space.reduced(first.plus(fixed, -1));
-        if (space.bounds(gap).high > 0)
-            return false;
-        if (stride != 1) {
-            if (gap.constant % stride != 0)
-                return false;
-            for (const Term &one : gap.terms)
-                if (one.coefficient % stride != 0)
-                    return false;
-        }
-        limit -= stride;
-        result = moving.plus(fixed, -1).shifted(stride);
-    } else {
-        return false;
-    }
-    auto v = static_cast<std::size_t>(variable);
-    space.high[v] = std::min(space.high[v], std::max(Number{0}, floor_quotient(limit - low, stride) + 1));
-    if (out != nullptr)
-        *out = result;
-    return true;
 }
 
 } // namespace access_templates

@@ -174,6 +174,7 @@ class Space {
         replaced_.emplace_back();
         return static_cast<int>(low.size()) - 1;
     }
+    void tighten_sums(const std::vector<int> &changed);
     int compose(Terms parts, Number least, Number greatest);
     std::optional<Dense> dense(const Form &form) const;
     std::optional<Form> split(Form rest, Number divisor);
@@ -206,22 +207,44 @@ inline Form Space::reduced(Form form) const {
             }
         }
         for (const Composite &composite : composites_) {
-            const Term *first = form.find(composite.parts.front().variable);
-            if (first == nullptr || first->coefficient % composite.parts.front().coefficient != 0)
-                continue;
-            Number factor = first->coefficient / composite.parts.front().coefficient;
-            bool all = true;
+            Terms moving;
+            Number fixed = 0;
             for (const Term &part : composite.parts) {
+                auto v = static_cast<std::size_t>(part.variable);
+                if (low[v] == high[v])
+                    fixed = sum(fixed, product(part.coefficient, low[v]));
+                else
+                    moving.push_back(part);
+            }
+            if (moving.empty())
+                continue;
+            if (const Term *total = form.find(composite.total)) {
+                bool beside = false;
+                for (const Term &part : moving)
+                    beside = beside || form.find(part.variable) != nullptr;
+                if (beside) {
+                    Number factor = total->coefficient;
+                    form.add(composite.total, -factor);
+                    for (const Term &part : composite.parts)
+                        form.add(part.variable, product(part.coefficient, factor));
+                }
+            }
+            const Term *first = form.find(moving.front().variable);
+            if (first == nullptr || first->coefficient % moving.front().coefficient != 0)
+                continue;
+            Number factor = first->coefficient / moving.front().coefficient;
+            bool all = true;
+            for (const Term &part : moving) {
                 const Term *term = form.find(part.variable);
                 all = all && term != nullptr && term->coefficient == factor * part.coefficient;
             }
             if (!all)
                 continue;
             Form rest;
-            rest.constant = form.constant;
+            rest.constant = sum(form.constant, -product(factor, fixed));
             for (const Term &term : form.terms) {
                 bool is_part = false;
-                for (const Term &part : composite.parts)
+                for (const Term &part : moving)
                     is_part = is_part || part.variable == term.variable;
                 if (!is_part)
                     rest.terms.push_back(term);
@@ -258,6 +281,7 @@ inline void Space::require_nonpositive(const Form &unreduced) {
         loose = true;
     std::optional<Dense> sums = form.terms.size() > 1 ? dense(form) : std::nullopt;
     bool changed_member = false;
+    std::vector<int> changed;
     for (const Term &term : form.terms) {
         auto v = static_cast<std::size_t>(term.variable);
         Number c = term.coefficient, old_low = low[v], old_high = high[v];
@@ -267,10 +291,15 @@ inline void Space::require_nonpositive(const Form &unreduced) {
             low[v] = std::max(low[v], -floor_quotient(-(at.low - bound_product(c, old_high)), -c));
         if (low[v] > high[v])
             throw Infeasible{};
-        changed_member = changed_member || ((low[v] != old_low || high[v] != old_high) && member_of_[v] != 0);
+        if (low[v] == old_low && high[v] == old_high)
+            continue;
+        changed.push_back(term.variable);
+        changed_member = changed_member || member_of_[v] != 0;
     }
-    if (changed_member)
+    if (changed_member) {
         loose = true;
+        tighten_sums(changed);
+    }
     if (form.terms.size() == 1 || bounds(form).high <= 0)
         return;
     if (!sums || is_entangled(form)) {
@@ -278,6 +307,24 @@ inline void Space::require_nonpositive(const Form &unreduced) {
         return;
     }
     compose(sums->parts, sums->least, std::min(sums->greatest, floor_quotient(-form.constant, sums->divisor)));
+}
+
+inline void Space::tighten_sums(const std::vector<int> &changed) {
+    for (const Composite &composite : composites_) {
+        Form parts;
+        parts.terms = composite.parts;
+        bool affected = false;
+        for (int variable : changed)
+            affected = affected || parts.find(variable) != nullptr;
+        if (!affected)
+            continue;
+        Bounds at = bounds(parts);
+        auto total = static_cast<std::size_t>(composite.total);
+        low[total] = std::max(low[total], at.low);
+        high[total] = std::min(high[total], at.high);
+        if (low[total] > high[total])
+            throw Infeasible{};
+    }
 }
 
 inline int Space::compose(Terms parts, Number least, Number greatest) {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import lz4.block  # type: ignore[import-untyped]
+import lz4.block
 import zstandard
 
 from woodfrog.kernels import limits

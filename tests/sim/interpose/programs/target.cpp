@@ -265,6 +265,11 @@ std::string obey(const std::string &verb, std::istringstream &in) {
         CHECK(cuGraphDestroy(graph));
         return "captured";
     }
+    if (verb == "reset") {
+        buffers.clear();
+        CHECK(cuDevicePrimaryCtxReset(0));
+        return "reset";
+    }
     if (verb == "fork")
         return in_child();
     if (verb == "fork_descriptors") { // how many descriptors above those of an ordinary program a child has
