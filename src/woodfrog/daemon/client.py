@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from woodfrog import errors
-from woodfrog.daemon import runtime_dir, wire
+from woodfrog.daemon import interrupt, runtime_dir, wire
 from woodfrog.errors import NoDaemonError
 
 # The keeper starts a dead daemon at once, and after repeated deaths with a pause that grows to about a second.
@@ -56,23 +56,31 @@ class Client:
     ) -> Any:
         """Do `verb` and return its result; events go to `on_event` as they come. Raises the error that the daemon met.
 
-        When `on_event` or the wait is interrupted (KeyboardInterrupt), the daemon is asked to cancel the operation,
-        and the interruption goes on once the daemon has answered.
+        On a KeyboardInterrupt the daemon is asked to cancel the operation, and the interruption goes on once the daemon
+        has answered, or at the next one. Where it can, it waits for the end of a message (daemon/interrupt.py).
         """
         identifier = self._next_id
         self._next_id += 1
-        try:
+        with interrupt.deferred() as interruption:
             try:
-                wire.send(self._connection, wire.Request(identifier, verb, params or {}))
-            except OSError as failure:
-                raise _went_away(verb, failure.strerror or str(failure)) from failure
-            return self._wait(identifier, verb, on_event)
-        except KeyboardInterrupt:
-            self._cancel(identifier)
-            raise
+                try:
+                    wire.send(self._connection, wire.Request(identifier, verb, params or {}))
+                except OSError as failure:
+                    raise _went_away(verb, failure.strerror or str(failure)) from failure
+                return self._wait(identifier, verb, on_event, interruption)
+            except KeyboardInterrupt:
+                self._cancel(identifier, interruption)
+                raise
 
-    def _wait(self, identifier: int, verb: str, on_event: Callable[[dict[str, Any]], None] | None) -> Any:
+    def _wait(
+        self,
+        identifier: int,
+        verb: str,
+        on_event: Callable[[dict[str, Any]], None] | None,
+        interruption: interrupt.Interrupt,
+    ) -> Any:
         while True:
+            interruption.wait(self._connection)
             try:
                 answer = wire.receive_answer(self._connection)
             except OSError as failure:
@@ -88,11 +96,11 @@ class Client:
             if answer.event is not None and on_event is not None:
                 on_event(answer.event)
 
-    def _cancel(self, identifier: int) -> None:
+    def _cancel(self, identifier: int, interruption: interrupt.Interrupt) -> None:
         with contextlib.suppress(OSError, errors.WoodfrogError):
             wire.send(self._connection, wire.Request(self._next_id, "cancel", {"request": identifier}))
             self._next_id += 1
-            self._wait(identifier, "cancel", None)
+            self._wait(identifier, "cancel", None, interruption)
 
     def close(self) -> None:
         self._connection.close()
