@@ -14,10 +14,12 @@
 #include "survey.hpp"
 #include "transport.hpp"
 
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/syscall.h>
@@ -76,6 +78,17 @@ class Agent {
         sigemptyset(&wake);
         sigaddset(&wake, SIGRTMAX - WF_WAKE_SIGNAL_OFFSET);
         while (sigwaitinfo(&wake, nullptr) < 0) // EINTR: a stop and a continue, or CRIU
+            ;
+    }
+
+    // Wakes that came while we were connected, from a daemon that could not know: one left over would end the coming
+    // sleep at once, in the middle of a dump.
+    static void forget_wakes() {
+        sigset_t wake;
+        sigemptyset(&wake);
+        sigaddset(&wake, SIGRTMAX - WF_WAKE_SIGNAL_OFFSET);
+        const timespec at_once{};
+        while (sigtimedwait(&wake, nullptr, &at_once) > 0 || errno == EINTR)
             ;
     }
 
@@ -143,6 +156,8 @@ class Agent {
         case Type::resume:
             return go_on();
         case Type::detach:
+            forget_wakes();
+            return {};
         case Type::ping:
             return {};
         default:

@@ -21,7 +21,6 @@ from woodfrog.target.identity import Identity, ProcessHandle
 
 AGENT_THREAD_NAME = "woodfrog-agent"  # native/wire/wire.h WF_AGENT_THREAD_NAME
 _INTERPOSER = "libwoodfrog_interpose.so"
-_KERNEL_THREAD_PARENT = 2  # kthreadd
 _SNAPSHOT_TRIES = 5
 
 
@@ -66,6 +65,7 @@ class ProcessInfo:
     libcuda: str | None  # path of the driver library that is mapped
     interposed: bool
     resident_bytes: int
+    is_kernel_thread: bool
 
     @property
     def identity(self) -> Identity:
@@ -74,10 +74,6 @@ class ProcessInfo:
     @property
     def is_zombie(self) -> bool:
         return self.state in "ZX"
-
-    @property
-    def is_kernel_thread(self) -> bool:
-        return self.pid == _KERNEL_THREAD_PARENT or self.parent_pid == _KERNEL_THREAD_PARENT
 
     @property
     def is_simulated(self) -> bool:
@@ -226,6 +222,7 @@ def read(pid: int) -> ProcessInfo | None:
             libcuda=next((path for path in mapped if PurePosixPath(path).name.startswith("libcuda.so")), None),
             interposed=any(PurePosixPath(path).name == _INTERPOSER for path in mapped),
             resident_bytes=procfs.resident_bytes(pid),
+            is_kernel_thread=stat.kernel_thread,
         )
     except PermissionError:
         raise RefusedError(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _GONE = (FileNotFoundError, ProcessLookupError)
+_PF_KTHREAD = 0x00200000  # linux/sched.h
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Stat:
     session_id: int
     terminal: int  # device number of the controlling terminal; 0: none
     start_ticks: int  # clock ticks after boot
+    kernel_thread: bool  # by the kernel's own mark: in a container, process 2 and its children are ordinary ones
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ def stat(pid: int) -> Stat | None:
         session_id=int(fields[3]),
         terminal=int(fields[4]),
         start_ticks=int(fields[19]),
+        kernel_thread=bool(int(fields[6]) & _PF_KTHREAD),
     )
 
 

@@ -13,19 +13,24 @@ from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "support"))
+
+from subreaper import subreaper
+
 from woodfrog.cpu import criu as criu_module
 from woodfrog.cpu.criu import Criu, Restored
-from woodfrog.target.reaper import Reaper, become_subreaper
+from woodfrog.target.reaper import Reaper
 
 from .programs import COUNTER, Program, end, kill_session, reap_session, wait_until
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _subreaper() -> None:
-    become_subreaper()
+@pytest.fixture(scope="package", autouse=True)
+def _surroundings() -> Iterator[None]:
     if os.getsid(0) == 0:
         # Our session began outside of this PID namespace (a container's): CRIU refuses what runs in it, and says so.
         os.setsid()
+    with subreaper():
+        yield
 
 
 @pytest.fixture(scope="session")

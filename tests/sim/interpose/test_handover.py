@@ -119,6 +119,20 @@ def test_an_agent_without_a_daemon_holds_no_descriptor_and_wakes_up_when_told(
         listener.close()
 
 
+def test_an_agent_that_was_woken_while_it_was_connected_sleeps_once_it_is_detached(
+    target: Target, listener: Listener
+) -> None:
+    target.ask(f"alloc 2 {3 * MIB}")
+    with listener.accept() as link:
+        target.wake()  # a daemon that starts wakes whoever it does not know yet
+        target.wake()
+        link.detach()
+    assert listener.nobody_connects(0.3)  # it would break into the dump that follows
+    target.wake()
+    with listener.accept() as again:
+        assert again.hello.state == "running"
+
+
 @pytest.mark.parametrize("until", ["quiesced", "exported", "returned"])
 def test_the_target_runs_on_when_the_daemon_dies_before_it_owns_the_memory(
     target: Target, listener: Listener, until: str

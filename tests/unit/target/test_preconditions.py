@@ -62,7 +62,7 @@ CHANGES: dict[str, tuple[dict[str, object], Scope]] = {
     "zombie": ({"state": "Z"}, Scope.ALL),
     "stopped": ({"state": "T"}, Scope.ALL),
     "traced": ({"tracer_pid": 77}, Scope.ALL),
-    "kernel_thread": ({"parent_pid": 2}, Scope.ALL),
+    "kernel_thread": ({"is_kernel_thread": True}, Scope.ALL),
     "terminal": ({"descriptors": (OpenDescriptor(0, FileKind.TERMINAL, "/dev/pts/1"),)}, Scope.IMAGE),
     "io_uring": ({"descriptors": (OpenDescriptor(9, FileKind.IO_URING, "anon_inode:[io_uring]"),)}, Scope.IMAGE),
 }
@@ -100,6 +100,12 @@ def test_a_real_traced_process_is_seen(tree: ProcessTree) -> None:
     with ProcessTree(tree.pid) as traced:
         assert str(tracer.pid) in next(one.reason for one in survey(traced) if one.code == "traced")
     tracer.communicate()
+
+
+def test_a_child_of_process_2_is_an_ordinary_one_where_2_is_a_containers_own(tree: ProcessTree) -> None:
+    as_gpu_process(tree)
+    tree.processes[0] = replace(tree.processes[0], parent_pid=2)
+    assert "kernel_thread" not in codes(survey(tree))
 
 
 def test_several_gpu_processes_are_refused_with_their_numbers(tree: ProcessTree) -> None:

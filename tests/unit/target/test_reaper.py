@@ -11,14 +11,17 @@ from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "support"))
+
+from subreaper import subreaper
+
 from woodfrog.target.identity import Identity
-from woodfrog.target.reaper import ExitStatus, Reaper, become_subreaper
+from woodfrog.target.reaper import ExitStatus, Reaper
 
 
 @pytest.fixture
 def reaper() -> Iterator[Reaper]:
-    become_subreaper()
-    with Reaper() as found:
+    with subreaper(), Reaper() as found:
         yield found
 
 
