@@ -94,6 +94,7 @@ class _NodeArena:
         self.unprepared = Ranges([(0, arena.size_bytes)])
         self.users: dict[int, Ranges] = {} if fresh else {UNKNOWN_USER: Ranges([(0, arena.size_bytes)])}
         self.preparing = threading.Lock()
+        self.waiting = 0  # operations that want `preparing`: the grower lets them go first, which a Lock would not
 
 
 class ArenaPool:
@@ -102,6 +103,7 @@ class ArenaPool:
     def __init__(self, arenas: dict[int, tuple[Arena, bool]]) -> None:
         self._nodes = {node: _NodeArena(node, arena, fresh=fresh) for node, (arena, fresh) in arenas.items()}
         self._lock = threading.Lock()
+        self._calm = threading.Condition(self._lock)  # no operation waits for its memory
         self._grower: threading.Thread | None = None
         self._stopping = threading.Event()
 
@@ -205,9 +207,30 @@ class ArenaPool:
         """Make these ready for data of `user`: populated, registered with the driver, and clear of others' data."""
         for extent in extents:
             one = self._nodes[extent.node]
+            begin, end = extent.offset, extent.offset + extent.size
+            if self._is_ready(one, begin, end, user):
+                continue
+            with self._ahead_of_growing(one):
+                self._prepare_range(one, begin, end)
+                self._clear_others(one, begin, end, user)
+
+    def _is_ready(self, one: _NodeArena, begin: int, end: int, user: int) -> bool:
+        with self._lock:
+            return not one.unprepared.overlap(begin, end) and not any(
+                owner != user and ranges.overlap(begin, end) for owner, ranges in one.users.items()
+            )
+
+    @contextlib.contextmanager
+    def _ahead_of_growing(self, one: _NodeArena) -> Iterator[None]:
+        with self._lock:
+            one.waiting += 1
+        try:
             with one.preparing:
-                self._prepare_range(one, extent.offset, extent.offset + extent.size)
-                self._clear_others(one, extent.offset, extent.offset + extent.size, user)
+                yield
+        finally:
+            with self._calm:
+                one.waiting -= 1
+                self._calm.notify_all()
 
     def _clear_others(self, one: _NodeArena, begin: int, end: int, user: int) -> None:
         with self._lock:
@@ -245,7 +268,8 @@ class ArenaPool:
             left = min(wanted_bytes, one.arena.size_bytes)
             position = 0
             while left > 0 and not self._stopping.is_set():
-                with self._lock:
+                with self._calm:
+                    self._calm.wait_for(lambda one=one: one.waiting == 0 or self._stopping.is_set())  # type: ignore[misc]
                     # In the order in which `allocate` will take them.
                     parts = [(low, high) for low, high in one.free if high > position]
                 if not parts:
@@ -264,6 +288,8 @@ class ArenaPool:
     def close(self) -> None:
         """Stop growing and let go of the memory; the keeper still holds it. No operation may be running."""
         self._stopping.set()
+        with self._calm:
+            self._calm.notify_all()
         if self._grower is not None:
             self._grower.join()
         for one in self._nodes.values():

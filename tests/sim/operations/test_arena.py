@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -136,3 +138,47 @@ def test_the_default_bound_is_half_of_the_host_and_no_more_than_the_gpus_have() 
     assert default_size_bytes(100 << 30, 20 << 30) == 20 << 30
     assert default_size_bytes(20 << 30, 100 << 30) == 10 << 30
     assert default_size_bytes(20 << 30, 0) == 10 << 30
+
+
+class HeldArena(RecordingArena):
+    """One whose first growth does not end before it may."""
+
+    def __init__(self, size_bytes: int) -> None:
+        super().__init__(size_bytes)
+        self.growing = threading.Event()
+        self.may_go_on = threading.Event()
+
+    def populate(self, offset: int, size: int) -> None:
+        super().populate(offset, size)
+        if threading.current_thread().name == "arena-grower" and not self.growing.is_set():
+            self.growing.set()
+            assert self.may_go_on.wait(60)
+
+
+def test_an_operation_gets_its_memory_before_the_rest_of_the_arena_grows() -> None:
+    arena = HeldArena(SIZE)
+    arenas = ArenaPool({-1: (arena, True)})  # type: ignore[dict-item]
+    arenas.grow_in_background(SIZE)
+    assert arena.growing.wait(60)
+    wanted = Extent(-1, SIZE - BLOCK_BYTES, BLOCK_BYTES)
+    operation = threading.Thread(target=arenas.prepare, args=([wanted], 0))
+    operation.start()
+    deadline = time.monotonic() + 60
+    while arenas._nodes[-1].waiting == 0:
+        assert time.monotonic() < deadline
+    arena.may_go_on.set()
+    operation.join(60)
+    arenas.close()
+    assert arena.populated[1] == (wanted.offset, wanted.size)
+
+
+def test_memory_that_is_ready_is_had_at_once_while_the_arena_grows() -> None:
+    arena = HeldArena(SIZE)
+    arenas = ArenaPool({-1: (arena, True)})  # type: ignore[dict-item]
+    ready = arenas.allocate(BLOCK_BYTES)
+    arenas.prepare(ready, 0)
+    arenas.grow_in_background(SIZE)
+    assert arena.growing.wait(60)
+    arenas.prepare(ready, 0)  # would wait for ever: the growth is held
+    arena.may_go_on.set()
+    arenas.close()
