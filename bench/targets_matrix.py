@@ -58,7 +58,7 @@ CASES = (
     Case("heat", 120, 40, ("--state-gib", "1"), ("--state-gib", "0.05")),
     Case("md", 120, 30, ("--state-gib", "0.5"), ("--state-gib", "0.02")),
     Case("decode_graphs", 400, 15, ("--state-gib", "8"), ("--state-gib", "0.5")),
-    Case("train_gpt2", 110, 100, ("--state-gib", "16"), ("--state-gib", "1", "--batch", "2", "--sequence", "64")),
+    Case("train_gpt2", 400, 100, ("--state-gib", "16"), ("--state-gib", "1", "--batch", "2", "--sequence", "64")),
     Case("resnet50", 60, 60, ("--batch", "32"), ("--batch", "8")),
     # As most programs do it: the workers are forked when CUDA is in use already, and inherit its files.
     Case(
