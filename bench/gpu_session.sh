@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # One session of tests and benchmarks on a machine with a GPU, from a bare checkout to results, under a time budget.
 #
-#   STAGES="build machine doctor smoke matrix data_path cycle overhead" BUDGET_S=570 OUT=folder bash bench/gpu_session.sh
+#   STAGES="build machine doctor smoke matrix data_path cycle overhead incremental store" BUDGET_S=570 OUT=folder bash bench/gpu_session.sh
 #
 # It installs woodfrog from this checkout into a virtual environment that sees the machine's own Python packages;
-# missing packages may be carried as wheels in .carry/wheels and CRIU's prefix in .carry/criu (prepare_carry.sh). Every stage runs under a
-# time limit and none stops those that follow. Results are JSON files in $OUT, everything else goes into
+# missing packages may be carried as wheels in .carry/wheels, CRIU's prefix and an S3 server in .carry/tools.tar.xz
+# (prepare_carry.sh). Every stage runs under a time limit and none stops those that follow. Results are JSON files in $OUT, everything else goes into
 # $OUT/logs.tar.gz, and a short table is printed last. QUICK=1 makes every stage small; MATRIX_S, CYCLE_S … are the most
 # seconds of a stage, MATRIX_ARGS, CYCLE_ARGS … more options for it.
 #
@@ -185,7 +185,17 @@ if [[ " $stages " == *" build "* ]]; then
 fi
 export PATH="$venv/bin:$PATH"
 
-if [[ -x $carry/criu/bin/criu ]]; then export WOODFROG_CRIU=$carry/criu/bin/criu; fi
+tools=$repository/build/bench-tools # outlives a session, as the environment does
+if [[ -f $carry/tools.tar.xz && ! $tools -nt $carry/tools.tar.xz ]]; then
+    rm -rf "$tools"
+    mkdir -p "$tools"
+    python3 -c 'import sys, tarfile; tarfile.open(sys.argv[1]).extractall(sys.argv[2])' "$carry/tools.tar.xz" "$tools" ||
+        say "$carry/tools.tar.xz could not be unpacked"
+    touch "$tools"
+fi
+[[ -x $carry/criu/bin/criu ]] && export WOODFROG_CRIU=$carry/criu/bin/criu
+[[ -x $tools/criu/bin/criu ]] && export WOODFROG_CRIU=$tools/criu/bin/criu
+export PATH="$PATH:$tools/bin"
 
 # Images in memory where that can be had: the disk of the machine is not what is measured, and it may be small.
 export WOODFROG_STORE=$work/store
@@ -236,6 +246,21 @@ for name in $stages; do
         overhead)
             stage overhead "${OVERHEAD_S:-300}" "$python" bench/overhead.py "${quick[@]}" --work "$work" \
                 --budget-s "$((${OVERHEAD_S:-300} - 40))" ${OVERHEAD_ARGS:-}
+            ;;
+        hash)
+            # What the kernels compute first: a rate of wrong digests is worth nothing.
+            stage hash_right 120 "$python" -m pytest -q --timeout=110 -p no:cacheprovider -k "not two_gpus" \
+                tests/sim/transfer/inside/check_hashing.py tests/sim/transfer/inside/check_chunk_drain.py
+            stage hash "${HASH_S:-120}" "$python" bench/hash.py "${quick[@]}" --work "$work" \
+                --budget-s "$((${HASH_S:-120} - 20))" ${HASH_ARGS:-}
+            ;;
+        incremental)
+            stage incremental "${INCREMENTAL_S:-450}" "$python" bench/incremental.py "${quick[@]}" --work "$work" \
+                --budget-s "$((${INCREMENTAL_S:-450} - 60))" ${INCREMENTAL_ARGS:-}
+            ;;
+        store)
+            stage store "${STORE_S:-280}" "$python" bench/store.py "${quick[@]}" --work "$work" \
+                --disk "${STORE_DISK:-$repository/build/bench-disk}" --budget-s "$((${STORE_S:-280} - 60))" ${STORE_ARGS:-}
             ;;
         *) say "there is no stage $name" ;;
     esac

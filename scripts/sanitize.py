@@ -30,6 +30,7 @@ class Sanitizer:
 
     name: str
     flags: str
+    options: tuple[str, ...]  # more for CMake
     libraries: tuple[str, ...]
     environment: dict[str, str]
     tests: tuple[str, ...]
@@ -40,22 +41,35 @@ SANITIZERS = {
     "address": Sanitizer(
         "address",
         "address,undefined",
-        ("libasan.so", "libubsan.so"),
+        # Undefined behaviour ends the process by a trap instead of a text, which compiles in two thirds of the time; no
+        # kernels, because nothing here runs them.
+        ("-DCMAKE_CXX_FLAGS=-fsanitize-undefined-trap-on-error", "-DWOODFROG_KERNELS=OFF"),
+        ("libasan.so",),
         {
             # Python itself keeps memory until its end: leaks are looked for in the keeper, whose test asks for it.
             "ASAN_OPTIONS": "detect_leaks=0:verify_asan_link_order=0:abort_on_error=1",
-            "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
         },
-        ("tests/unit/native", "tests/sim/interpose/test_handover.py", "tests/sim/interpose/test_quiesce.py"),
-        ("check_memory.py", "check_copies.py"),
+        (
+            "tests/unit/native",
+            "--ignore=tests/unit/native/test_blake3.py",  # compiled without sanitizers
+            "--ignore=tests/unit/native/test_kernel_build.py",  # nvcc does not bear a preloaded library
+            "tests/sim/interpose/test_handover.py",
+            "tests/sim/interpose/test_quiesce.py",
+        ),
+        ("check_memory.py", "check_copies.py", "check_packs.py"),
     ),
     "thread": Sanitizer(
         "thread",
         "thread",
+        (),
         ("libtsan.so",),
         {"TSAN_OPTIONS": f"halt_on_error=1:report_signal_unsafe=0:suppressions={ROOT}/scripts/tsan.suppressions"},
         ("tests/sim/interpose/test_quiesce.py",),
-        ("check_copies.py",),
+        # One of the gather kernel's tests: under this sanitizer the others take a minute and show it nothing more.
+        (
+            "check_copies.py",
+            "check_chunk_drain.py::test_chunks_of_two_gpus_take_slots_in_the_order_of_the_pieces",
+        ),
     ),
 }
 
@@ -93,7 +107,7 @@ def run(sanitizer: Sanitizer) -> bool:
         "WOODFROG_SIMGPU_DEVICES": "2",
     }
     for file in sanitizer.inside:
-        machine = {"WOODFROG_SIMGPU_MACHINE": f"sanitize-{os.getpid()}-{file}"}
+        machine = {"WOODFROG_SIMGPU_MACHINE": f"sanitize-{os.getpid()}-{file.partition('.')[0]}"}
         passed = pytest([f"tests/sim/transfer/inside/{file}"], inside | machine) and passed
     return passed
 
@@ -105,9 +119,11 @@ def compile_parts(build: Path, sanitizer: Sanitizer) -> None:
         [
             tools / "cmake", "-S", ROOT, "-B", build, "-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={tools / 'ninja'}",
             f"-DPython_EXECUTABLE={sys.executable}", f"-DWOODFROG_SANITIZE={sanitizer.flags}",
-            "-DWOODFROG_SIMGPU=OFF", "-DWOODFROG_WERROR=ON", "-DCMAKE_BUILD_TYPE=RelWithDebInfo",
+            # Instrumented code has false warnings (gcc says so of maybe-uninitialized); the ordinary build has none.
+            "-DWOODFROG_SIMGPU=OFF", "-DWOODFROG_WERROR=OFF", "-DCMAKE_BUILD_TYPE=RelWithDebInfo",
             # Lines for the reports, and no more optimisation than makes the tests quick: compiling is most of the time.
             "-DCMAKE_CXX_FLAGS_RELWITHDEBINFO=-O1 -g1", "-DCMAKE_C_FLAGS_RELWITHDEBINFO=-O1 -g1",
+            *sanitizer.options,
         ],
         check=True,
         stdout=subprocess.DEVNULL,

@@ -21,8 +21,9 @@ fi
 
 [ -x "$venv/bin/python" ] || python3 -m venv "$venv"
 pip=("$venv/bin/python" -m pip -q --disable-pip-version-check)
-"${pip[@]}" install "scikit-build-core>=0.11,<2" "nanobind>=2.4,<4" "nvidia-cuda-profiler-api>=13.0,<13.1" \
-    "nvidia-cuda-runtime>=13.0,<13.1" \
+"${pip[@]}" install "scikit-build-core>=0.11,<2" "nanobind>=2.4,<4" \
+    "nvidia-cuda-crt>=13.0,<13.1" "nvidia-cuda-nvcc>=13.0,<13.1" "nvidia-cuda-profiler-api>=13.0,<13.1" \
+    "nvidia-cuda-runtime>=13.0,<13.1" "nvidia-nvvm>=13.0,<13.1" \
     "cmake>=3.26,<5" "ninja>=1.11,<2"
 CMAKE_BUILD_PARALLEL_LEVEL="${CMAKE_BUILD_PARALLEL_LEVEL:-2}" PATH="$PWD/$venv/bin:$PATH" \
     "${pip[@]}" install --no-build-isolation -C cmake.define.WOODFROG_WERROR=ON -e '.[test]'

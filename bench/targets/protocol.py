@@ -11,9 +11,11 @@ import argparse
 import hashlib
 import json
 import os
+import signal
 import struct
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -30,6 +32,21 @@ def parser(description: str, *, steps: int, state_gib: float | None = None) -> a
             "--state-gib", type=float, default=state_gib, help=f"GPU state in GiB (default {state_gib})"
         )
     return result
+
+
+def hold_signals() -> None:
+    """Keeps SIGUSR1 and SIGTERM for `in_bursts`. Call it before anything starts a thread: threads inherit it."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGTERM})
+
+
+def in_bursts(steps: int, burst: int) -> Iterator[None]:
+    """One item a step; after every ``burst`` steps (0: never) it waits for SIGUSR1, and ends at SIGTERM.
+
+    So a benchmark decides what lies between two checkpoints, and the target is at rest when it looks."""
+    for step in range(1, steps + 1):
+        yield
+        if burst and step % burst == 0 and signal.sigwait({signal.SIGUSR1, signal.SIGTERM}) == signal.SIGTERM:
+            return
 
 
 def set_environment() -> None:

@@ -6,6 +6,7 @@
 
 #include "capture.hpp"
 #include "debug.hpp"
+#include "ending.hpp"
 #include "fork.hpp"
 #include "gate.hpp"
 #include "handover.hpp"
@@ -322,6 +323,7 @@ void start_agent() {
     if (started.exchange(true))
         return;
     install_fork_handlers();
+    watch_for_the_end();
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before); // inherited by the new thread

@@ -7,6 +7,7 @@
 #include "capture.hpp"
 #include "contexts.hpp"
 #include "debug.hpp"
+#include "ending.hpp"
 #include "memory.hpp"
 
 #include <cstdio>
@@ -133,6 +134,11 @@ Outcome quiesce(Deadline deadline) {
     case CloseResult::refused:
         capture_let_go();
         return {wire::Status::unsupported, CUDA_SUCCESS, 0, "the kernel refuses membarrier to this process"};
+    }
+    // With the gate closed the end cannot begin any more: its handler goes through the gate.
+    if (is_ending()) {
+        resume();
+        return {wire::Status::unsupported, CUDA_ERROR_DEINITIALIZED, 0, "the process is ending"};
     }
     for (const Context *context : live_contexts()) {
         Outcome outcome = wait_for_context(*context, deadline);

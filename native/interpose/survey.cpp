@@ -3,6 +3,7 @@
 
 #include "capture.hpp"
 #include "driver_memory.hpp"
+#include "ending.hpp"
 #include "gate.hpp"
 #include "memory.hpp"
 
@@ -82,6 +83,8 @@ SurveyResult take_survey() {
     }
     if (shared)
         result.survey.obstacles |= wire::obstacle_mig_or_mps;
+    if (is_ending())
+        result.survey.obstacles |= wire::obstacle_ending;
     if (result.devices.size() > WF_MAX_ENTRIES)
         result.devices.resize(WF_MAX_ENTRIES);
     return result;

@@ -10,7 +10,7 @@ namespace {
 
 void check_memory_range(const char *operation, const Memory &memory, uint64_t offset, uint64_t size) {
     if (offset > memory.size_bytes() || size > memory.size_bytes() - offset)
-        throw_invalid(operation, "[" + std::to_string(offset) + ", +" + std::to_string(size) +
+        throw_invalid(operation, std::string("[").append(std::to_string(offset)) + ", +" + std::to_string(size) +
                                      ") does not lie within the memory of " + std::to_string(memory.size_bytes()) +
                                      " bytes");
 }
@@ -75,6 +75,16 @@ std::vector<Use> use_all(const std::vector<Extent> &extents) {
     for (const Extent &extent : extents)
         uses.push_back(extent.memory->use());
     return uses;
+}
+
+void check_pieces(const char *operation, const std::vector<Piece> &pieces) {
+    uint64_t total = 0;
+    for (const Piece &piece : pieces) {
+        check_memory_range(operation, *piece.memory, piece.offset, piece.size);
+        if (piece.size > static_cast<uint64_t>(INT64_MAX) - total)
+            throw_invalid(operation, "the pieces add up to more than an address space");
+        total += piece.size;
+    }
 }
 
 ChunkList cut(const char *operation, const std::vector<Piece> &pieces, uint64_t file_offset, uint64_t chunk_bytes) {

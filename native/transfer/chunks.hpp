@@ -65,6 +65,7 @@ constexpr uint64_t largest_chunk_bytes = 1ull << 30;
 void check_chunk_bytes(const char *operation, uint64_t chunk_bytes);
 std::vector<Use> use_all(const std::vector<Piece> &pieces);
 std::vector<Use> use_all(const std::vector<Extent> &extents);
+void check_pieces(const char *operation, const std::vector<Piece> &pieces);
 ChunkList cut(const char *operation, const std::vector<Piece> &pieces, uint64_t file_offset, uint64_t chunk_bytes);
 ChunkList cut(const char *operation, const Arena &arena, const std::vector<Range> &ranges, uint64_t file_offset,
               uint64_t chunk_bytes);

@@ -1,8 +1,10 @@
 // See context.hpp.
 #include "context.hpp"
 
+#include "hash_buffers.hpp"
+#include "kernels.hpp"
+
 #include <map>
-#include <mutex>
 
 namespace woodfrog::transfer {
 
@@ -23,7 +25,15 @@ Context::Context(int ordinal) : ordinal_(ordinal) {
     WF_CUDA(cuDevicePrimaryCtxRetain, &context_, device_);
 }
 
+const Kernels &Context::kernels() const {
+    std::lock_guard lock(mutex_);
+    if (!kernels_)
+        kernels_ = std::make_unique<Kernels>(*this);
+    return *kernels_;
+}
+
 Context::~Context() {
+    kernels_.reset();
     // At the end of the process the driver may be gone already; there is nobody to tell then.
     WF_TRY_CUDA(cuDevicePrimaryCtxRelease, device_);
 }

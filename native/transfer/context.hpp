@@ -4,8 +4,11 @@
 #include "driver.hpp"
 
 #include <memory>
+#include <mutex>
 
 namespace woodfrog::transfer {
+
+class Kernels;
 
 class Context {
   public:
@@ -21,10 +24,15 @@ class Context {
     CUdevice device() const { return device_; }
     CUcontext handle() const { return context_; }
 
+    // Made at the first call; nothing is loaded into the context before a kernel is needed.
+    const Kernels &kernels() const;
+
   private:
     int ordinal_;
     CUdevice device_ = 0;
     CUcontext context_ = nullptr;
+    mutable std::mutex mutex_;
+    mutable std::unique_ptr<Kernels> kernels_;
 };
 
 // Makes the context current on this thread; what was current before comes back at the end of the scope.

@@ -19,6 +19,9 @@ class DigestList {
         const blake3::Digest digest = blake3::hash(data, size);
         std::memcpy(bytes_.data() + index * sizeof(digest), digest.data(), sizeof(digest));
     }
+    void set_many(size_t index, const void *digests, size_t count) {
+        std::memcpy(bytes_.data() + index * sizeof(blake3::Digest), digests, count * sizeof(blake3::Digest));
+    }
     std::string take() { return std::move(bytes_); }
 
   private:

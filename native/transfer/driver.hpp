@@ -37,10 +37,22 @@ namespace woodfrog::transfer {
     X(cuMemGetAllocationGranularity)                                                                                   \
     X(cuMemExportToShareableHandle)                                                                                    \
     X(cuMemImportFromShareableHandle)                                                                                  \
+    X(cuMemAlloc)                                                                                                      \
+    X(cuMemFree)                                                                                                       \
+    X(cuMemHostAlloc)                                                                                                  \
+    X(cuMemFreeHost)                                                                                                   \
+    X(cuMemHostGetDevicePointer)                                                                                       \
     X(cuMemHostRegister)                                                                                               \
     X(cuMemHostUnregister)                                                                                             \
     X(cuMemcpyDtoHAsync)                                                                                               \
     X(cuMemcpyHtoDAsync)                                                                                               \
+    X(cuModuleLoadDataEx)                                                                                              \
+    X(cuModuleUnload)                                                                                                  \
+    X(cuModuleGetFunction)                                                                                             \
+    X(cuFuncSetAttribute)                                                                                              \
+    X(cuLaunchKernel)                                                                                                  \
+    X(cuStreamWaitEvent)                                                                                               \
+    X(cuMemsetD8Async)                                                                                                 \
     X(cuStreamCreate)                                                                                                  \
     X(cuStreamDestroy)                                                                                                 \
     X(cuStreamSynchronize)                                                                                             \

@@ -15,6 +15,9 @@ IntegrityError::IntegrityError(size_t chunk)
     : TransferError(-EBADMSG, "", "chunk " + std::to_string(chunk) + " does not have the digest it was stored with"),
       chunk(chunk) {}
 
+IntegrityError::IntegrityError(size_t chunk, const std::string &reason)
+    : TransferError(-EBADMSG, "", reason), chunk(chunk) {}
+
 void throw_errno(int error, const char *call, const std::string &about) {
     throw TransferError(-error, call, std::generic_category().message(error) + (about.empty() ? "" : ": " + about));
 }

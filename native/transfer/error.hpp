@@ -23,6 +23,7 @@ struct CancelledError : TransferError {
 // The digest of a chunk differs from the one given; `chunk` is the first such chunk's index.
 struct IntegrityError : TransferError {
     explicit IntegrityError(size_t chunk);
+    IntegrityError(size_t chunk, const std::string &reason); // stored bytes that are damaged in another way
     size_t chunk;
 };
 

@@ -25,13 +25,15 @@ int reopen(int fd, int flags) {
 } // namespace
 
 File::File(int fd, Use use) : fd_(fd), buffered_fd_(fd) {
-    const char *operation = use == Use::read ? "pread" : "pwrite";
+    const bool writes = use == Use::write || use == Use::write_cached;
+    const bool cached = use == Use::read_cached || use == Use::write_cached;
+    const char *operation = writes ? "pwrite" : "pread";
     const int flags = fcntl(fd, F_GETFL);
     if (flags < 0)
         throw_errno(errno, operation, "descriptor " + std::to_string(fd));
     const int access = flags & O_ACCMODE;
-    if (access == (use == Use::read ? O_WRONLY : O_RDONLY))
-        throw_errno(EBADF, operation, use == Use::read ? "the file is open for writing only" : "the file is read-only");
+    if (access == (writes ? O_RDONLY : O_WRONLY))
+        throw_errno(EBADF, operation, writes ? "the file is read-only" : "the file is open for writing only");
     if (flags & O_APPEND)
         throw_invalid(operation, "the file is open for appending, which ignores offsets");
     struct stat status{};
@@ -41,11 +43,11 @@ File::File(int fd, Use use) : fd_(fd), buffered_fd_(fd) {
         throw_invalid(operation, "the descriptor is neither a file nor a block device");
     if (flags & O_DIRECT)
         buffered_fd_ = reopen(fd, access);
-    else
+    else if (!cached)
         direct_fd_ = reopen(fd, access | O_DIRECT); // refused by file systems that cannot: buffered then
     if (buffered_fd_ < 0)
         throw_errno(errno, "open", "the file without O_DIRECT");
-    if (flags & O_DIRECT)
+    if ((flags & O_DIRECT) && !cached)
         direct_fd_ = fd;
 }
 

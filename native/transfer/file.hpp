@@ -9,7 +9,9 @@ namespace woodfrog::transfer {
 
 class File {
   public:
-    enum class Use { read, write };
+    // …_cached: through the page cache, for files that are probably in it or will be read next, and without a
+    // descriptor of our own.
+    enum class Use { read, write, read_cached, write_cached };
 
     // Opens the same file once more with O_DIRECT (through /proc, so a deleted or unnamed file works as well) if its
     // file system can do that. TransferError(-EBADF) if `fd` is not open for `use`.

@@ -1,17 +1,12 @@
 // The Python module woodfrog._native.transfer: argument conversion, the GIL, and exceptions. No logic of its own.
 // Rule: everything that takes time or calls the driver runs with the GIL released, and nothing Python owns is touched
 // meanwhile (lists are copied first; a Python Memory is a reference to the C++ one, which the copy keeps alive).
+#include "binding.hpp"
 #include "blake3.hpp"
 #include "copy.hpp"
+#include "device_hash.hpp"
 #include "file_transfer.hpp"
 
-#include <nanobind/nanobind.h>
-#include <nanobind/stl/optional.h>
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/tuple.h>
-#include <nanobind/stl/vector.h>
-
-namespace nb = nanobind;
 using namespace nb::literals;
 using namespace woodfrog;
 using namespace woodfrog::transfer;
@@ -21,88 +16,6 @@ namespace {
 constexpr uint64_t default_copy_chunk_bytes = 64ull
                                               << 20;      // submitted at once; the H200's bus needs no more than 16 MiB
 constexpr uint64_t default_file_chunk_bytes = 4ull << 20; // what a digest covers
-
-// What Python holds; see the rule above.
-struct MemoryHandle {
-    std::shared_ptr<Memory> memory;
-};
-
-struct Device {
-    explicit Device(int ordinal) : ordinal(ordinal) {}
-    int ordinal;
-    std::mutex mutex;
-    std::shared_ptr<Context> retained; // from the first call that needs it to the end of the Device
-
-    std::shared_ptr<Context> context() {
-        std::lock_guard lock(mutex);
-        if (!retained)
-            retained = Context::of(ordinal);
-        return retained;
-    }
-    CUdevice device() const {
-        CUdevice device = 0;
-        WF_CUDA(cuDeviceGet, &device, ordinal);
-        return device;
-    }
-};
-
-using PieceArgument = std::tuple<MemoryHandle *, uint64_t, uint64_t>;
-using ExtentArgument = std::tuple<MemoryHandle *, uint64_t, uint64_t, uint64_t>;
-using RangeArgument = std::tuple<uint64_t, uint64_t>;
-
-std::shared_ptr<Memory> memory_of(const MemoryHandle *handle) {
-    if (!handle)
-        throw nb::type_error("a Memory is needed, not None");
-    return handle->memory;
-}
-
-std::vector<Piece> to_pieces(const std::vector<PieceArgument> &arguments) {
-    std::vector<Piece> pieces;
-    pieces.reserve(arguments.size());
-    for (const auto &[handle, offset, size] : arguments)
-        pieces.push_back({memory_of(handle), offset, size});
-    return pieces;
-}
-
-std::vector<Extent> to_extents(const std::vector<ExtentArgument> &arguments) {
-    std::vector<Extent> extents;
-    extents.reserve(arguments.size());
-    for (const auto &[handle, memory_offset, arena_offset, size] : arguments)
-        extents.push_back({memory_of(handle), memory_offset, arena_offset, size});
-    return extents;
-}
-
-std::vector<Range> to_ranges(const std::vector<RangeArgument> &arguments) {
-    std::vector<Range> ranges;
-    ranges.reserve(arguments.size());
-    for (const auto &[offset, size] : arguments)
-        ranges.push_back({offset, size});
-    return ranges;
-}
-
-std::optional<std::string_view> view(const std::optional<nb::bytes> &bytes) {
-    if (!bytes)
-        return std::nullopt;
-    return std::string_view(bytes->c_str(), bytes->size());
-}
-
-// Runs `work(progress)` without the GIL; without a Progress of the caller's, with one that nobody sees.
-template <typename Work> auto released(Progress *given, const Work &work) {
-    Progress unseen;
-    nb::gil_scoped_release release;
-    return work(given ? *given : unseen);
-}
-
-nb::bytes to_bytes(const std::string &digests) {
-    return nb::bytes(digests.data(), digests.size());
-}
-
-nb::list to_list(const std::vector<std::shared_ptr<Memory>> &memories) {
-    nb::list result;
-    for (const std::shared_ptr<Memory> &memory : memories)
-        result.append(nb::cast(MemoryHandle{memory}));
-    return result;
-}
 
 // An exception of ours becomes one of the module's with its fields as attributes.
 PyObject *transfer_error, *cancelled_error, *integrity_error;
@@ -229,6 +142,13 @@ void bind_device(nb::module_ &m) {
                 return granularity_bytes(*self.context());
             },
             "Every size of memory is a multiple of it.")
+        .def_prop_ro(
+            "hashes",
+            [](Device &self) {
+                nb::gil_scoped_release release;
+                return to_string(self.context()->kernels().way());
+            },
+            "How hash_device computes digests of its memory: gpu, cpu or copy.")
         .def("free_bytes",
              [](Device &self) {
                  nb::gil_scoped_release release;
@@ -385,6 +305,8 @@ NB_MODULE(transfer, m) {
     bind_device(m);
     bind_copies(m);
     bind_files(m);
+    bind_hashing(m);
+    bind_packs(m);
     m.def(
         "driver_version",
         [] {

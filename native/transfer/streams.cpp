@@ -44,6 +44,11 @@ void Streams::submit(const Arena &arena, uint64_t arena_offset, CUdeviceptr devi
     }
 }
 
+void Streams::wait_for(CUevent event) {
+    Current current(context_);
+    WF_CUDA(cuStreamWaitEvent, streams_[next_stream_], event, 0u);
+}
+
 void Streams::end_batch(uint64_t tag) {
     Current current(context_);
     CUevent event;

@@ -28,6 +28,9 @@ class Streams {
     // Submits a copy to the batch that is being filled. [arena_offset, +size) has been checked.
     void submit(const Arena &arena, uint64_t arena_offset, CUdeviceptr device, uint64_t size);
 
+    // What is submitted to this batch from now on waits for `event`, which has been recorded.
+    void wait_for(CUevent event);
+
     // Ends the batch; `tag` comes back from finish_oldest().
     void end_batch(uint64_t tag);
 

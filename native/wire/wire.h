@@ -57,7 +57,8 @@
 
 // obstacles seen by the interposer (bits of survey body.obstacles)
 #define WF_OBSTACLES(X)                                                                                                \
-    X(managed_memory, 0) X(imported_memory, 1) X(legacy_ipc, 2) X(multicast, 3) X(capture_active, 4) X(mig_or_mps, 5)
+    X(managed_memory, 0) X(imported_memory, 1) X(legacy_ipc, 2) X(multicast, 3) X(capture_active, 4) X(mig_or_mps, 5)   \
+    X(ending, 6) /* the process runs its exit handlers, or has shut the driver down */
 
 // Field codes are those of Python's struct module: B u8, H u16, I u32, i i32, Q u64, q i64, Ns bytes.
 // WF_FIELDS_x(F): F(name, C type, array length or 1, struct code)

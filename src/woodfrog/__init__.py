@@ -32,7 +32,10 @@ if TYPE_CHECKING:
     )
     from woodfrog.image.image import Image
     from woodfrog.image.repository import ImageRepository
+    from woodfrog.image.repository import ImageRepository as Store
+    from woodfrog.periodic.loop import checkpoint_every
     from woodfrog.self_checkpoint import checkpoint_self
+    from woodfrog.store_api import copy, diff, picture, prune, pull, push, repair, verify_store
 
 __version__ = "0.1.0"
 
@@ -42,34 +45,51 @@ __all__ = [
     "ImageInfo",
     "ImageRepository",
     "ResumeResult",
+    "Store",
     "SuspendResult",
     "Target",
     "TargetInfo",
     "WoodfrogError",
     "__version__",
     "checkpoint",
+    "checkpoint_every",
     "checkpoint_self",
+    "copy",
+    "diff",
     "images",
     "inspect",
     "open_image",
+    "picture",
+    "prune",
     "ps",
+    "pull",
+    "push",
+    "repair",
     "restore",
     "resume",
     "rm",
     "run",
     "suspend",
     "verify",
+    "verify_store",
 ]
 
 # Where a name is that is not in woodfrog.api.
 _HOMES = {
     "Image": "woodfrog.image.image",
     "ImageRepository": "woodfrog.image.repository",
+    "Store": "woodfrog.image.repository",
+    "checkpoint_every": "woodfrog.periodic.loop",
     "checkpoint_self": "woodfrog.self_checkpoint",
+    **dict.fromkeys(
+        ("copy", "diff", "picture", "prune", "pull", "push", "repair", "verify_store"), "woodfrog.store_api"
+    ),
 }
+# What it is called there.
+_NAMES = {"Store": "ImageRepository"}
 
 
 def __getattr__(name: str) -> object:
     if name in __all__:
-        return getattr(importlib.import_module(_HOMES.get(name, "woodfrog.api")), name)
+        return getattr(importlib.import_module(_HOMES.get(name, "woodfrog.api")), _NAMES.get(name, name))
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -28,6 +28,7 @@ from woodfrog.daemon.client import Client, ensure_daemon
 from woodfrog.errors import BadImageError, NotFoundError, UsageError, WoodfrogError
 from woodfrog.image import inspect as image_inspect
 from woodfrog.image.image import Image
+from woodfrog.image.layout import split_reference
 from woodfrog.image.repository import ImageRepository
 from woodfrog.results import (
     CheckpointResult,
@@ -38,7 +39,7 @@ from woodfrog.results import (
     TargetInfo,
     VerifyResult,
 )
-from woodfrog.store.disk import default_path
+from woodfrog.store.open import default_place
 
 __all__ = [
     "CheckpointResult",
@@ -190,11 +191,14 @@ def checkpoint(
     store: StorePath = None,
     name: str | None = None,
     timeout: float = DEFAULT_TIMEOUT_S,
+    compress: str = "auto",
+    incremental: bool = True,
     on_event: OnEvent | None = None,
 ) -> CheckpointResult:
     """Write an image of a running target (a Target, a pid, or a name). `stop` (or leave_running=False) ends it once the
     image is durable. `cpu=False` leaves the CPU side out: such an image holds GPU memory only. `timeout` (seconds)
-    bounds the wait for the target's work in flight."""
+    bounds the wait for the target's work in flight. `compress`: auto, none, lz4, zstd or zstd:LEVEL. Only what the
+    store does not have is moved; without `incremental` all GPU memory is, and is compared in host memory."""
     params = {
         "target": _target(target),
         "stop": stop or not leave_running,
@@ -202,6 +206,8 @@ def checkpoint(
         "store": _store(store),
         "name": name,
         "timeout_s": float(timeout),
+        "compress": compress,
+        "incremental": incremental,
     }
     return _call("checkpoint", params, on_event, CheckpointResult)
 
@@ -215,12 +221,14 @@ def restore(
     verify: bool = False,
     on_event: OnEvent | None = None,
 ) -> Target:
-    """Bring an image back as a process with the pids that it had. `gpu_map`: GPU in the image → GPU here, each a UUID
-    or an ordinal. `verify` hashes the memory again once it is in place. The daemon's report is in `target.details`."""
+    """Bring an image (NAME@NUMBER, NAME, or STORE/ before either) back as a process with the pids that it had.
+    `gpu_map`: GPU in the image → GPU here, each a UUID or an ordinal. `verify` hashes the memory again once it is in
+    place. The daemon's report is in `target.details`."""
     if mode != "eager":
         raise UsageError(f"there is no restore mode {mode!r}", advice="this version has: eager")
+    store, image = _place_of(image, store)
     params = {
-        "image": image if "/" not in image else str(Path(image).absolute()),
+        "image": image,
         "gpu_map": {str(there): str(here) for there, here in (gpu_map or {}).items()},
         "mode": mode,
         "store": _store(store),
@@ -250,10 +258,15 @@ def ps() -> list[TargetInfo]:
 
 def images(name: str | None = None, *, store: StorePath = None) -> list[ImageInfo]:
     """The images of a store, damaged ones with their reason."""
+    try:
+        with _open_store(store) as repository:
+            entries = repository.list(name)
+    except NotFoundError:
+        if store is None:
+            return []  # nothing was ever written
+        raise
     found: list[ImageInfo] = []
-    if store is None and not default_path().exists():
-        return found  # nothing was ever written
-    for entry in _open_store(store).list(name):
+    for entry in entries:
         if entry.manifest is None:
             reason = entry.error.reason if entry.error is not None else "unreadable"
             found.append(ImageInfo(entry.reference, entry.name, entry.number, entry.path, error=reason))
@@ -271,6 +284,9 @@ def images(name: str | None = None, *, store: StorePath = None) -> list[ImageInf
                 cpu_bytes=manifest.cpu_bytes,
                 leave_running=manifest.leave_running,
                 target_name=manifest.target_name,
+                parent=manifest.parent or "",
+                new_bytes=manifest.stats.gpu.new + manifest.stats.cpu.new,
+                stored_bytes=manifest.stats.gpu.stored + manifest.stats.cpu.stored,
             )
         )
     return found
@@ -278,13 +294,19 @@ def images(name: str | None = None, *, store: StorePath = None) -> list[ImageInf
 
 def open_image(reference: str, *, store: StorePath = None) -> Image:
     """The image itself, for a closer look. The caller closes it; until then it cannot be removed."""
-    return _open_store(store).open(reference)
+    store, reference = _place_of(reference, store)
+    repository = _open_store(store)
+    try:
+        return repository.open(reference).then(repository.close)
+    except BaseException:
+        repository.close()
+        raise
 
 
 def inspect(reference: str, *, store: StorePath = None) -> dict[str, Any]:
     """What an image is: its manifest without chunk digests and allocation rows, as JSON-able values."""
     with open_image(reference, store=store) as image:
-        return {**image_inspect.summary(image.manifest), "path": str(image.path)}
+        return {**image_inspect.summary(image.manifest), "path": image.path}
 
 
 def verify(reference: str, *, store: StorePath = None, on_event: OnEvent | None = None) -> VerifyResult:
@@ -313,7 +335,9 @@ def verify(reference: str, *, store: StorePath = None, on_event: OnEvent | None 
 def rm(reference: str, *, store: StorePath = None) -> str:
     """Remove one image for good, and the hard links that its CPU side left beside the target's files; returns its full
     reference. An error about the links comes after the image is gone, and says so."""
-    return _open_store(store).remove(reference, _remove_links)
+    store, reference = _place_of(reference, store)
+    with _open_store(store) as repository:
+        return repository.remove(reference, _remove_links, files=cpu_files.LINK_FILES)
 
 
 def _call(verb: str, params: dict[str, Any], on_event: OnEvent | None, kind: type[_Result]) -> _Result:
@@ -337,14 +361,20 @@ def _target(target: Target | int | str) -> int | str:
 
 def _store(store: StorePath) -> str:
     # Absolute and explicit: the daemon's environment and working directory are others than ours.
-    return str((Path(store) if store is not None else default_path()).absolute())
+    place = default_place() if store is None else os.fspath(store)
+    return place if place.startswith(("ram:", "s3://")) else str(Path(place.removeprefix("file://")).absolute())
+
+
+def _place_of(image: str, store: StorePath) -> tuple[StorePath, str]:
+    """The store and the reference in it of an image that may be written STORE/NAME@NUMBER."""
+    inside, reference = split_reference(image)
+    if inside is not None and store is not None:
+        raise UsageError(f"{image!r} names a store, and another one is given", advice="give the store once")
+    return (store if inside is None else inside), reference
 
 
 def _open_store(store: StorePath) -> ImageRepository:
-    path = Path(_store(store))
-    if not path.is_dir():  # looking for something must not make it
-        raise NotFoundError(f"there is no store {path}", advice="it is made by the first checkpoint; or give --store")
-    return ImageRepository(path)
+    return ImageRepository(_store(store), create=False)  # looking for something must not make it
 
 
 def _remove_links(cpu_directory: Path) -> None:

@@ -29,7 +29,14 @@ class CheckpointResult(_Jsonable):
     bytes: int = 0  # GPU memory and CPU side together
     gpu_bytes: int = 0
     cpu_bytes: int = 0
-    ring: bool = False  # the host arena could not hold the data: it was streamed to the disk
+    gpu_new_bytes: int = 0  # of GPU memory: what the store did not have; only this crossed the bus
+    gpu_zero_bytes: int = 0
+    cpu_new_bytes: int = 0
+    stored_bytes: int = 0  # what all that is new took in the store, after compression
+    chunks: int = 0  # of GPU memory
+    new_chunks: int = 0
+    parent: str = ""  # the image of this target before this one
+    ring: bool = False  # the host arena could not hold what is new: it went to the store while the target waited
     phases: dict[str, float] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     restored: bool = False
@@ -103,6 +110,9 @@ class ImageInfo(_Jsonable):
     cpu_bytes: int = 0
     leave_running: bool = False
     target_name: str = ""
+    parent: str = ""
+    new_bytes: int = 0  # what the store did not have when it was written
+    stored_bytes: int = 0  # what that took in the store, after compression
     error: str | None = None
 
 

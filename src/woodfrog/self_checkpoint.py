@@ -42,7 +42,7 @@ def checkpoint_self(
     request = {
         "pid": os.getpid(),
         "stop": stop,
-        "store": None if store is None else str(Path(store).absolute()),
+        "store": _place(store),
         "name": name,
         "timeout": timeout,
     }
@@ -55,6 +55,14 @@ def checkpoint_self(
         check=True,
     )
     return _wait(answer_path, int(started.stdout), own)
+
+
+def _place(store: str | os.PathLike[str] | None) -> str | None:
+    """The store as the helper is told it, whose working directory may be another one."""
+    if store is None:
+        return None
+    place = os.fspath(store)
+    return place if place.startswith(("ram:", "s3://")) else str(Path(place).absolute())
 
 
 def _wait(answer_path: Path, helper_pid: int, own: tuple[str, int]) -> CheckpointResult:

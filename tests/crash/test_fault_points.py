@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from product import Product
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from side_by_side import side_by_side
 from walking import WAYS, Walker, environment, points
 
 from woodfrog.operations.fault_points import PHASES, fault_points
@@ -21,53 +23,67 @@ ROUNDS = {"error and time-out": ("error", "timeout"), "full disk and error": ("e
 KILLED_TOGETHER = 2
 
 
-@pytest.mark.parametrize("actions", ROUNDS)
 @pytest.mark.parametrize("way", WAYS)
 def test_no_failure_of_any_phase_costs_the_target(
-    make_product: Callable[..., Product], tmp_path: Path, way: str, actions: str
+    make_product: Callable[..., Product], tmp_path: Path, way: str
 ) -> None:
-    before, after = ROUNDS[actions]
-    walk(make_product, tmp_path, way, points(way, before, after, _reached(way)))
+    side_by_side(
+        {
+            name: partial(
+                walk, make_product, tmp_path / name.replace(" ", "-"), way, points(way, before, after, _reached(way))
+            )
+            for name, (before, after) in ROUNDS.items()
+        }
+    )
 
 
-def _killings() -> list[tuple[str, tuple[str, ...]]]:
-    found = []
-    for way in WAYS:
-        phases = _reached(way)
-        found += [(way, phases[at : at + KILLED_TOGETHER]) for at in range(0, len(phases), KILLED_TOGETHER)]
-    return found
+@pytest.mark.parametrize("way", WAYS)
+def test_a_daemon_killed_in_any_phase_costs_nothing(
+    make_product: Callable[..., Product], tmp_path: Path, way: str
+) -> None:
+    reached = _reached(way)
+    groups = [reached[at : at + KILLED_TOGETHER] for at in range(0, len(reached), KILLED_TOGETHER)]
+    side_by_side(
+        {
+            " ".join(phases): partial(
+                walk, make_product, tmp_path / phases[0], way, points(way, "kill", "kill", phases)
+            )
+            for phases in groups
+        }
+    )
 
 
 def _reached(way: str) -> tuple[str, ...]:
     return tuple(phase for phase in WAYS[way][1] if phase != "verify")  # only with --verify: a test of its own
 
 
-@pytest.mark.parametrize(
-    ("way", "phases"), _killings(), ids=lambda value: value if isinstance(value, str) else "+".join(value)
-)
-def test_a_daemon_killed_in_any_phase_costs_nothing(
-    make_product: Callable[..., Product], tmp_path: Path, way: str, phases: tuple[str, ...]
-) -> None:
-    walk(make_product, tmp_path, way, points(way, "kill", "kill", phases))
+def walk(make_product: Callable[..., Product], folder: Path, way: str, faults: list, **more: str) -> None:  # type: ignore[type-arg]
+    """One walk from beginning to end, with a product of its own that is gone afterwards."""
+    folder.mkdir()
+    state = folder / "fired"
+    product = make_product(environment={**environment(faults, state), **more})
+    try:
+        walker = Walker(product, faults, state)
+        walker.walk(way)
+        walker.finish()
+    finally:
+        product.close()
 
 
-def walk(make_product: Callable[..., Product], tmp_path: Path, way: str, faults: list) -> None:  # type: ignore[type-arg]
-    state = tmp_path / "fired"
-    walker = Walker(make_product(environment=environment(faults, state)), faults, state)
-    walker.walk(way)
-    walker.finish()
-
-
-@pytest.mark.parametrize("phase", ["quiesce", "drain", "cpu", "write", "commit"])
-def test_a_phase_that_hangs_is_ended_by_its_limit(
-    make_product: Callable[..., Product], tmp_path: Path, phase: str
-) -> None:
-    state = tmp_path / "fired"
-    faults = points("checkpoint", "hang", "hang", [phase])
-    limits = {"WOODFROG_PHASE_LIMIT_S": "1.5"}
-    walker = Walker(make_product(environment={**environment(faults, state), **limits}), faults, state)
-    walker.walk("checkpoint")
-    walker.finish()
+def test_a_phase_that_hangs_is_ended_by_its_limit(make_product: Callable[..., Product], tmp_path: Path) -> None:
+    side_by_side(
+        {
+            phase: partial(
+                walk,
+                make_product,
+                tmp_path / phase,
+                "checkpoint",
+                points("checkpoint", "hang", "hang", [phase]),
+                WOODFROG_PHASE_LIMIT_S="1.5",
+            )
+            for phase in ("quiesce", "hash", "drain", "cpu", "write", "commit")
+        }
+    )
 
 
 def test_a_verification_that_fails_leaves_nothing_of_the_target(

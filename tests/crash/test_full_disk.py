@@ -5,27 +5,34 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 from product import Product
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from side_by_side import side_by_side
 
 from woodfrog.errors import NoSpaceError
 
 DISK_BYTES = 256 << 20
 
 
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
+@contextlib.contextmanager
+def small_disk(mount: Path) -> Iterator[Path]:
     """A small file system of its own."""
-    mount = tmp_path / "disk"
     mount.mkdir()
     if os.geteuid() != 0:
         pytest.fail("needs root to mount a small file system")
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES},mode=0700", "tmpfs", str(mount)], check=True)
-    yield mount
-    subprocess.run(["umount", "-l", str(mount)], check=True)
+    try:
+        yield mount
+    finally:
+        subprocess.run(["umount", "-l", str(mount)], check=True)
 
 
 def fill(disk: Path) -> None:
@@ -36,18 +43,39 @@ def fill(disk: Path) -> None:
             filler.write(block)
 
 
+CASES = {
+    f"{arena} {phase} {'stop' if stop else 'leave running'}": (arena, phase, stop)
+    for stop in (False, True)
+    for arena, phases in (("16M", ("quiesce", "cpu")), ("64M", ("quiesce", "cpu", "write", "commit")))
+    for phase in phases
+}
+
+
 @pytest.mark.parametrize("stop", [False, True], ids=["leave running", "stop"])
-@pytest.mark.parametrize(
-    ("arena", "phase"),
-    [("64M", "quiesce"), ("64M", "cpu"), ("128M", "quiesce"), ("128M", "cpu"), ("128M", "write"), ("128M", "commit")],
-    ids=["ring-quiesce", "ring-cpu", "arena-quiesce", "arena-cpu", "arena-write", "arena-commit"],
-)
 def test_a_disk_that_fills_up_costs_the_image_and_not_the_target(
-    make_product: Callable[..., Product], disk: Path, arena: str, phase: str, stop: bool
+    make_product: Callable[..., Product], tmp_path: Path, stop: bool
 ) -> None:
-    product = make_product(daemon_arguments=["--arena", arena])
+    side_by_side(
+        {
+            name: partial(fill_up, make_product, tmp_path / name.replace(" ", "-"), *case)
+            for name, case in CASES.items()
+            if case[2] is stop
+        }
+    )
+
+
+def fill_up(make_product: Callable[..., Product], mount: Path, arena: str, phase: str, stop: bool) -> None:
+    with small_disk(mount) as disk:
+        product = make_product(daemon_arguments=["--arena", arena])
+        try:
+            _fill_up(product, disk, phase, stop)
+        finally:
+            product.close()
+
+
+def _fill_up(product: Product, disk: Path, phase: str, stop: bool) -> None:
     product.store_path = disk / "images"
-    target = product.run("--idle-kib", str(70 << 10))
+    target = product.run("--idle-kib", str(24 << 10))  # more than the smaller arena: it goes through a ring
 
     def fill_at_phase(event: dict[str, object]) -> None:
         if (event["event"], event["phase"]) == ("begin", phase) and not (disk / "filler").exists():
@@ -70,11 +98,12 @@ def test_a_disk_that_fills_up_costs_the_image_and_not_the_target(
     product.restore(image, target.log).check_runs_right()
 
 
-def test_a_disk_that_is_full_from_the_start_is_refused_untouched(product: Product, disk: Path) -> None:
-    product.store_path = disk / "images"
-    target = product.run("--idle-kib", "4096")
-    fill(disk)
-    with pytest.raises(NoSpaceError) as raised:
-        product.checkpoint(target)
-    assert raised.value.target_state == "untouched"
-    target.check_runs_right()
+def test_a_disk_that_is_full_from_the_start_is_refused_untouched(product: Product, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        product.store_path = disk / "images"
+        target = product.run("--idle-kib", "4096")
+        fill(disk)
+        with pytest.raises(NoSpaceError) as raised:
+            product.checkpoint(target)
+        assert raised.value.target_state == "untouched"
+        target.check_runs_right()

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,17 +16,23 @@ from product import Product
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from side_by_side import side_by_side
 from walking import WAYS, Walker
 
 from woodfrog.errors import NoDaemonError, WoodfrogError
 
 KILLS = 4  # the keeper starts a daemon five times a minute
+SEEDS = 2
 LONGEST_S = {"checkpoint": 0.8, "checkpoint and stop": 0.9, "suspend": 0.25, "resume": 0.25, "restore": 0.6}
 
 
-@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("way", WAYS)
-def test_a_daemon_killed_at_any_moment_costs_nothing(make_product: Callable[..., Product], way: str, seed: int) -> None:
+def test_a_daemon_killed_at_any_moment_costs_nothing(make_product: Callable[..., Product], way: str) -> None:
+    walks = {f"seed {seed}": partial(kill_at_random, make_product, way, seed) for seed in range(SEEDS)}
+    side_by_side({**walks, "again while it recovers": partial(kill_twice, make_product, way)})
+
+
+def kill_at_random(make_product: Callable[..., Product], way: str, seed: int) -> None:
     random_ = random.Random(f"{way} {seed}")
     walker = Walker(make_product(), [], Path())
     walker.prepare(way)
@@ -34,20 +41,12 @@ def test_a_daemon_killed_at_any_moment_costs_nothing(make_product: Callable[...,
         walker.make_ready(way)
         killer = threading.Timer(random_.uniform(0.0, LONGEST_S[way]), os.kill, (daemon, signal.SIGKILL))
         killer.start()
-        failure: WoodfrogError | None = None
-        try:
-            walker.attempt(way)
-        except NoDaemonError as lost:
-            failure = lost
-        finally:
-            killer.join()
-        walker.product.wait_for_new_daemon(daemon)
-        walker.check(way, failure)
+        attempt(walker, way, daemon, killer)
     walker.finish()
+    walker.product.close()
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_daemon_killed_again_while_it_recovers_costs_nothing(make_product: Callable[..., Product], way: str) -> None:
+def kill_twice(make_product: Callable[..., Product], way: str) -> None:
     random_ = random.Random(f"{way} twice")
     walker = Walker(make_product(), [], Path())
     walker.prepare(way)
@@ -60,14 +59,20 @@ def test_a_daemon_killed_again_while_it_recovers_costs_nothing(make_product: Cal
         second = threading.Timer(first_s + random_.uniform(0.4, 1.4), walker.product.kill_whatever_daemon)
         first.start()
         second.start()
-        failure: WoodfrogError | None = None
-        try:
-            walker.attempt(way)
-        except NoDaemonError as lost:
-            failure = lost
-        finally:
-            first.join()
-            second.join()
-        walker.product.wait_for_new_daemon(daemon)
-        walker.check(way, failure)
+        attempt(walker, way, daemon, first, second)
     walker.finish()
+    walker.product.close()
+
+
+def attempt(walker: Walker, way: str, daemon: int, *killers: threading.Timer) -> None:
+    """The operation once, under these; then the promise is checked."""
+    failure: WoodfrogError | None = None
+    try:
+        walker.attempt(way)
+    except NoDaemonError as lost:
+        failure = lost
+    finally:
+        for killer in killers:
+            killer.join()
+    walker.product.wait_for_new_daemon(daemon)
+    walker.check(way, failure)

@@ -153,6 +153,8 @@ class Walker:
             newest = self.product.images()[-1]
             self.target = self.product.restore(newest, self.target.log)
         self.target.check_runs_right()
+        left = [*self.product.runtime.glob("restore-*"), *self.product.runtime.glob("checkpoint-*")]
+        assert left == [], "a killed daemon's folders, with the target's memory in them, are still there"
 
     def _leave_suspension(self) -> None:
         if self._state() == "suspended":

@@ -20,10 +20,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from damage import damage_chunk
+
 from woodfrog import launch
 from woodfrog._native import paths
 from woodfrog.daemon.client import Client, ensure_daemon
 from woodfrog.errors import NoDaemonError, WoodfrogError
+from woodfrog.image.chunks import zero_digest
 from woodfrog.image.repository import ImageRepository
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -102,6 +105,7 @@ class Product:
     daemon_arguments: list[str] = field(default_factory=lambda: ["--arena", "64M"])
     _targets: list[Stepper] = field(default_factory=list)
     _count: int = 0
+    _closed: bool = False
 
     def __post_init__(self) -> None:
         self.runtime = self.root / "run"
@@ -112,6 +116,9 @@ class Product:
             "WOODFROG_RUNTIME_DIR": str(self.runtime),
             "WOODFROG_STORE": str(self.store_path),
             "WOODFROG_SIMGPU_MACHINE": self.root.name,  # GPUs of its own, whatever else runs here
+            # Hundreds of daemons start in these tests; where compiled modules are not kept, each would compile all.
+            "PYTHONDONTWRITEBYTECODE": "",
+            "PYTHONPYCACHEPREFIX": str(self.build / "pycache"),
             **self.environment,
         }
 
@@ -119,8 +126,8 @@ class Product:
 
     def client(self) -> Client:
         """A connection to the daemon, which is started with the private environment if need be."""
-        with _environment(self.environment):
-            return ensure_daemon(self.runtime, arguments=self.daemon_arguments)
+        environment = {**os.environ, **self.environment}
+        return ensure_daemon(self.runtime, arguments=self.daemon_arguments, environment=environment)
 
     def call(self, verb: str, **params: Any) -> Any:
         """One verb over a connection of its own."""
@@ -197,6 +204,24 @@ class Product:
         stepper.wait_for(lambda lines: any(line.startswith("step ") for line in lines), "first step")
         return stepper
 
+    def scribbler(self) -> Any:
+        """Start a scribbler (tests/support/scribbler.py) and wait until it takes orders."""
+        from scribbler import Scribbler
+
+        self._count += 1
+        name = f"scribbler-{self._count}"
+        log, orders = self.root / f"{name}.log", self.root / f"{name}.orders"
+        orders.touch()
+        environment = launch.target_environment(
+            name, self.runtime, {**os.environ, **self.environment}, paths.interposer()
+        )
+        command = [str(self.build / "scribbler"), str(orders)]
+        process = launch.start(command, name=name, log=log, env=environment, cwd=str(self.root))
+        stepper = Stepper(process.pid, log, process)
+        self._targets.append(stepper)
+        stepper.wait_for(lambda lines: "0 ready" in lines, "ready scribbler")
+        return Scribbler(stepper, orders)
+
     def end(self, stepper: Stepper) -> None:
         """Kill the whole tree, and wait until its numbers are free again."""
         pidfd = os.pidfd_open(stepper.pid)
@@ -245,6 +270,15 @@ class Product:
     def restore(self, image: str, log: Path, **params: Any) -> Stepper:
         return self.restored(self.call("restore", image=image, store=str(self.store_path), **params), log)
 
+    def damage_gpu_chunk(self, image: str) -> None:
+        """Change a byte of a chunk of the image's GPU memory, in whatever pack that is."""
+        with ImageRepository(self.store_path) as store, store.open(image) as opened:
+            digests = opened.manifest.digests
+            index = next(
+                at for at in range(0, len(digests), 32) if digests[at : at + 32] != zero_digest(store.chunk_bytes)
+            )
+            damage_chunk(store, digests[index : index + 32])
+
     def images(self) -> list[str]:
         """References of the images that verify; any other makes the test fail."""
         store = ImageRepository(self.store_path)
@@ -260,7 +294,11 @@ class Product:
             store.close()
 
     def close(self) -> None:
-        """End every target, the daemon and the keeper; remove the directory."""
+        """End every target, the daemon and the keeper; remove the directory. Nothing happens a second time: by then the
+        targets' numbers may be others'."""
+        if self._closed:
+            return
+        self._closed = True
         for stepper in self._targets:
             _kill_session(stepper.pid)
             if stepper.process is not None:
@@ -275,22 +313,26 @@ class Product:
 
 
 def build_targets(into: Path) -> Path:
-    """Compile the stepper and its kernels; the folder with both. $WOODFROG_TEST_TARGETS: a folder that has them."""
+    """Compile the targets and the stepper's kernels; the folder with all of them. $WOODFROG_TEST_TARGETS: one that has
+    them already."""
     if ready := os.environ.get("WOODFROG_TEST_TARGETS"):
         return Path(ready)
+    if (into / "scribbler").exists():
+        return into  # another folder's tests of this session came first
     nvcc = next((found for name in _NVCC if (found := shutil.which(name))), None)
     command = [nvcc] if nvcc else [str(_wheel_nvcc())]
     into.mkdir(parents=True, exist_ok=True)
     ptx = into / "stepper.ptx"
     subprocess.run([*command, "-ptx", "-arch=sm_90", "-o", str(ptx), str(TARGETS / "stepper_kernels.cu")], check=True)
-    subprocess.run(
-        [
-            "g++", "-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{_cuda_include()}",
-            str(TARGETS / "stepper.cpp"), "-o", str(into / "stepper"),
-            f"-L{paths.simgpu_dir()}", "-l:libcuda.so.1", "-pthread",
-        ],
-        check=True,
-    )  # fmt: skip
+    for program in ("stepper", "scribbler"):
+        subprocess.run(
+            [
+                "g++", "-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{_cuda_include()}",
+                str(TARGETS / f"{program}.cpp"), "-o", str(into / program),
+                f"-L{paths.simgpu_dir()}", "-l:libcuda.so.1", "-pthread",
+            ],
+            check=True,
+        )  # fmt: skip
     return into
 
 
@@ -319,17 +361,6 @@ def _cuda_include() -> str:
         if (candidate / "cuda.h").exists():
             return str(candidate)
     raise AssertionError("there is no cuda.h: install nvidia-cuda-runtime")
-
-
-@contextlib.contextmanager
-def _environment(changes: dict[str, str]) -> Iterator[None]:
-    before = dict(os.environ)
-    os.environ.update(changes)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 @contextlib.contextmanager

@@ -9,12 +9,11 @@ from typing import Any
 import msgspec
 from blake3 import blake3
 
-from woodfrog.image import codec
+from woodfrog.image import chunks, codec
 from woodfrog.image.image import Image
 from woodfrog.image.manifest import (
     Allocations,
     CpuState,
-    DataFile,
     Device,
     Driver,
     Environment,
@@ -44,11 +43,6 @@ def digests(data: bytes) -> bytes:
 
 def manifest(**changes: Any) -> Manifest:
     """The manifest of the image that `write` writes, with fields replaced by `changes`."""
-    handles, contents = [], {0: [], 1: []}
-    for index, (device, size) in enumerate(HANDLES):
-        offset = sum(len(part) for part in contents[device])
-        handles.append(Handle(0x1000 + index, device, size, 0, device, offset))
-        contents[device].append(pattern(size, index))
     whole = Manifest(
         kind="managed",
         created_unix_s=1_700_000_000.5,
@@ -69,16 +63,8 @@ def manifest(**changes: Any) -> Manifest:
         ],
         environment=Environment(uid=os.geteuid(), gid=os.getegid(), working_directory="/", log_path=""),
         chunk_bytes=CHUNK_BYTES,
-        data_files=[
-            DataFile(
-                name=f"gpu-{device}.data",
-                device=device,
-                size_bytes=sum(map(len, parts)),
-                digests=b"".join(map(digests, parts)),
-            )
-            for device, parts in contents.items()
-        ],
-        handles=handles,
+        handles=[Handle(0x1000 + index, device, size, 0) for index, (device, size) in enumerate(HANDLES)],
+        digests=b"".join(digests(pattern(size, index)) for index, (_, size) in enumerate(HANDLES)),
         allocations=Allocations.from_rows(
             [
                 (0x7000_0000_0000, 512, 0x1000, 0, 0, 0),
@@ -98,18 +84,44 @@ def write(store: ImageRepository, name: str = "small", **changes: Any) -> Image:
     """A committed image in that store. The caller closes it."""
     with store.begin(name) as writer:
         fill(writer)
-        return writer.commit(manifest(**changes))
+        return store.open(writer.commit(manifest(**changes)).reference)
 
 
-def fill(writer: Any) -> None:
-    """The image's data and CPU files, as the transfer engine and CRIU would write them."""
-    for device in (0, 1):
-        descriptor = writer.open_data(f"gpu-{device}.data")
-        for index, (of, size) in enumerate(HANDLES):
-            if of == device:
-                os.write(descriptor, pattern(size, index))
+def fill(writer: Any, seed: int = 0) -> None:
+    """The image's GPU memory and CPU files, as an operation and CRIU would write them; `manifest` is of seed 0."""
+    contents = [pattern(size, index + seed) for index, (_, size) in enumerate(HANDLES)]
+    cut = chunks.Cut([size for _, size in HANDLES], CHUNK_BYTES)
+    column = b"".join(map(digests, contents))
+    new, _ = writer.survey_gpu([column], [cut])
+    fds = [os.memfd_create(f"handle-{index}") for index in range(len(HANDLES))]
+    try:
+        for fd, content in zip(fds, contents, strict=True):
+            os.write(fd, content)
+        table = chunks.chunk_table(
+            chunks.select_digests(column, new),
+            chunks.select(cut.offsets(), new),
+            chunks.select(cut.sizes, new),
+            chunks.select(cut.pieces(), new),
+        )
+        if new:
+            writer.write_gpu(table, fds)
+    finally:
+        for fd in fds:
+            os.close(fd)
+    fill_cpu(writer)
+
+
+def fill_cpu(writer: Any) -> None:
+    """CRIU's files alone."""
+    folder = writer.directory / "cpu"
+    folder.mkdir()
     for name, content in CPU_FILES.items():
-        (writer.directory / "cpu" / name).write_bytes(content)
+        (folder / name).write_bytes(content)
+
+
+def packs(store_path: Path) -> list[Path]:
+    """The packs of a store on this disk."""
+    return sorted(path for path in (store_path / "packs").rglob("*") if path.is_file())
 
 
 def reseal(path: Path, body: bytes, *, mandatory: int | None = None) -> bytes:

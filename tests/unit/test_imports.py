@@ -21,6 +21,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("daemon",),
     ("launch",),
     ("api", "doctor"),
+    ("store_api",),
+    ("periodic",),
     ("self_checkpoint", "demo"),
     ("cli",),
     ("__main__",),

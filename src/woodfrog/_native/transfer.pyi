@@ -5,7 +5,7 @@ everything it had in flight has stopped; its destination then holds some of them
 TransferError with code -EINVAL before anything moves.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 class TransferError(RuntimeError):
     """`code` is the driver's CUresult, or a negative errno; `call` is the function that failed."""
@@ -101,6 +101,10 @@ class Device:
     def total_bytes(self) -> int: ...
     @property
     def granularity_bytes(self) -> int: ...
+    @property
+    def hashes(self) -> str:
+        """How hash_device computes digests of its memory: "gpu" by a kernel, "cpu" by threads on the simulated GPU's
+        memory, "copy" through a bounded host buffer (no kernel for this GPU and driver)."""
     def free_bytes(self) -> int: ...
     def import_memory(self, fd: int, size_bytes: int) -> Memory:
         """The caller keeps and closes fd."""
@@ -172,6 +176,52 @@ def hash_memory(
 ) -> bytes:
     """The digests of GPU memory as it is now, by copying it back through the ring."""
 
+def hash_device(
+    pieces: Sequence[tuple[Memory, int, int]],
+    *,
+    chunk_bytes: int,
+    how: str = "auto",
+    variant: str = "",
+    threads: int = 0,
+    progress: Progress | None = None,
+) -> bytes:
+    """The digests of all chunks of GPU memory as it is now, 32 bytes each, computed where the memory is.
+
+    Pieces are cut as in drain_to_file; one without bytes has no chunk. chunk_bytes: a power of two from 4 KiB to
+    64 MiB. how: "auto" is Device.hashes of each piece's GPU; "gpu", "cpu", "copy" force one way (-ENOTSUP where it does
+    not exist). variant: one of hash_variants(), "" for the fastest known one; "gpu" only. threads: "cpu" and "copy".
+    Uses 4 MiB of GPU memory beside the kernels' code, none if there is none, and keeps them for the next call.
+    """
+
+def hash_variants() -> list[str]:
+    """The hash kernels that were built into this module, the one in use first; empty when it was built without nvcc.
+    For measurements: all give the same digests."""
+
+def read_device(pieces: Sequence[tuple[Memory, int, int]], *, blocks_per_multiprocessor: int = 0) -> None:
+    """Reads every whole 16 bytes of GPU memory by a kernel and throws them away: the ceiling that benchmarks compare
+    hash_device with. TransferError (-ENOTSUP) where there is no kernel. Piece offsets: multiples of 16."""
+
+def drain_chunks(
+    pieces: Sequence[tuple[Memory, int, int]],
+    positions: bytes,
+    arena: Arena,
+    ranges: Sequence[tuple[int, int]],
+    *,
+    chunk_bytes: int,
+    gather: str = "auto",
+    staging_bytes: int = ...,
+    progress: Progress | None = None,
+) -> bytes:
+    """Some chunks of GPU memory to the arena. Returns the arena offset of each, as u64, in their order.
+
+    positions: u32 numbers of chunks, ascending, counted through all pieces (which are cut as in drain_to_file).
+    ranges: (offset, size) of the arena, offsets on pages; each holds size // chunk_bytes slots of chunk_bytes. The
+    chunks take slots one after the other; what a short chunk leaves of its slot is undefined. chunk_bytes: as for
+    hash_device. gather: "auto"; "kernel" or "none" force or forbid that short runs are gathered in GPU memory and
+    copied in large transfers ("kernel": -ENOTSUP where there is none). staging_bytes: of each of two buffers in GPU
+    memory; without room for them every run is copied by itself.
+    """
+
 def write_arena(
     arena: Arena,
     ranges: Sequence[tuple[int, int]],
@@ -217,3 +267,129 @@ def hash_arena(
     progress: Progress | None = None,
 ) -> bytes:
     """The digests of ranges of the arena."""
+
+# Packs and the chunk index: native/packs/README.md, docs/format.md. Packed little-endian arrays travel as bytes:
+#   chunk     48 bytes  <32sQII    digest, offset in sources[source], size, source
+#   record    56 bytes  <32sQIIII  digest, offset in the pack, stored size, raw size, encoding, 0
+#   location  32 bytes  <QIIIIQ    offset in the pack, stored size, raw size, encoding, pack, 0
+#   digests   32 bytes each; sizes and positions: uint32 each
+# Encodings: 0 raw, 1 lz4, 2 zstd, 3 split-zstd. Location.pack: the caller's number of the pack, or:
+
+ABSENT: int
+"""Location.pack of a digest that the index does not know; the location's other fields are 0."""
+ZERO: int
+"""Location.pack of a chunk of zeros: it is nowhere stored. `raw` is its size."""
+
+def encodings() -> list[str]:
+    """What this machine can write and read: "raw", and "lz4", "zstd", "split-zstd" where their library is found."""
+
+class ChunkIndex:
+    """Which pack holds a digest, and where. About 60 bytes a chunk. From any thread, several at once."""
+
+    def __init__(self, chunk_bytes: int) -> None:
+        """chunk_bytes: the size of a full chunk, for recognising chunks of zeros; 4 KiB to 64 MiB."""
+    @property
+    def chunk_bytes(self) -> int: ...
+    @property
+    def memory_bytes(self) -> int:
+        """What its tables take, in bytes."""
+    def __len__(self) -> int:
+        """The number of different digests."""
+    def add(self, pack: int, records: bytes) -> None:
+        """Adds what write_pack or scan_pack returned, as pack number `pack` (below ZERO). A digest that another pack
+        holds too is found there first, and here once that pack is removed. TransferError (-EINVAL): the records make
+        no sense, nothing was added."""
+    def remove_pack(self, pack: int) -> int:
+        """Forgets a pack; returns how many of its chunks no other pack holds (they are ABSENT from now on)."""
+    def find(self, digests: bytes, sizes: bytes | None = None) -> bytes:
+        """A location a digest. With the chunks' sizes also short chunks of zeros are recognised as ZERO."""
+    def missing(self, digests: bytes, sizes: bytes | None = None) -> bytes:
+        """The positions, ascending, of the first occurrence of each digest that is neither known nor zeros."""
+    def digests(self) -> bytes:
+        """All digests, each once, in no particular order."""
+
+def write_pack(
+    fd: int,
+    chunks: bytes,
+    sources: Sequence[Arena | int],
+    *,
+    compress: str = "none",
+    level: int = 0,
+    threads: int = 0,
+    progress: Progress | None = None,
+) -> tuple[bytes, bytes]:
+    """Writes chunks to the end of a file that is empty or holds what earlier calls wrote; nothing is synced.
+
+    Returns a record a chunk, in the order of `chunks`, and the 32-byte name that the whole file now has as a pack.
+    sources are arenas and descriptors of files, read through the page cache. Each chunk is compared with its digest on
+    the way: IntegrityError. compress: "none", "lz4", "zstd" (split-zstd where that is smaller) or "auto" (per segment
+    what pays, of what encodings() has); a chunk that would not get a sixteenth smaller is stored raw. level: of zstd,
+    1 to 19; 0 is 1. One pack is written by one call at a time. After a failure the file is as long as before.
+    """
+
+def scan_pack(
+    fd: int, *, salvage: bool = False, contents: bool = False, threads: int = 0, progress: Progress | None = None
+) -> tuple[bytes, bytes]:
+    """Records (in file order) and name of a pack, from its headers alone; the caller compares the name.
+
+    contents: every chunk is read and compared too. IntegrityError says what is damaged; its `chunk` is the number of
+    chunks before it. salvage: what is damaged is left out instead, contents are always read, and the name is that of
+    the headers found, which is another one if any was lost.
+    """
+
+def check_packs(
+    digests: bytes, locations: bytes, packs: Mapping[int, int], *, threads: int = 0, progress: Progress | None = None
+) -> list[int]:
+    """The positions, ascending, whose stored bytes cannot be read or do not have their digest; ABSENT ones too."""
+
+def refill_from_packs(
+    pieces: Sequence[tuple[Memory, int, int]],
+    digests: bytes,
+    locations: bytes,
+    packs: Mapping[int, int],
+    arena: Arena,
+    arena_offset: int,
+    arena_bytes: int,
+    *,
+    chunk_bytes: int,
+    threads: int = 0,
+    progress: Progress | None = None,
+) -> None:
+    """Packs to GPU through [arena_offset, +arena_bytes) as a ring. pieces are cut as by drain_to_file, a digest and a
+    location a chunk; packs: number to descriptor. A chunk that does not have its digest is not copied: IntegrityError.
+    ZERO chunks are set on the GPU, nothing is read. A chunk that is ABSENT: TransferError (-ENOENT), nothing moved."""
+
+def refill_arena_from_packs(
+    arena: Arena,
+    ranges: Sequence[tuple[int, int]],
+    digests: bytes,
+    locations: bytes,
+    packs: Mapping[int, int],
+    *,
+    chunk_bytes: int,
+    threads: int = 0,
+    progress: Progress | None = None,
+) -> None:
+    """Packs to arena; ranges: (offset, size), cut into chunks each. Otherwise as refill_from_packs."""
+
+def extract_from_packs(
+    pieces: Sequence[tuple[int, int, int]],
+    digests: bytes,
+    locations: bytes,
+    packs: Mapping[int, int],
+    *,
+    chunk_bytes: int,
+    threads: int = 0,
+    progress: Progress | None = None,
+) -> None:
+    """Packs to files. pieces: (descriptor, offset, size), cut into chunks each. Files become long enough; ZERO chunks
+    become holes. Nothing is synced. Otherwise as refill_from_packs."""
+
+def hash_pieces(
+    pieces: Sequence[tuple[int, int, int]],
+    *,
+    chunk_bytes: int,
+    threads: int = 0,
+    progress: Progress | None = None,
+) -> bytes:
+    """The digests of the chunks of file ranges (descriptor, offset, size), read through the page cache."""

@@ -9,13 +9,19 @@ import typer
 from woodfrog.cli import (
     bench,
     checkpoint,
+    cp,
     daemon,
     demo,
+    diff,
     doctor,
     images,
     inspect,
     kernels,
+    prune,
     ps,
+    pull,
+    push,
+    repair,
     restore,
     resume,
     rm,
@@ -61,7 +67,13 @@ app.command("resume")(resume.resume)
 app.command("images")(images.images)
 app.command("inspect")(inspect.inspect)
 app.command("verify")(verify.verify)
+app.command("diff")(diff.diff)
 app.command("rm")(rm.rm)
+app.command("prune")(prune.prune)
+app.command("repair")(repair.repair)
+app.command("push")(push.push)
+app.command("pull")(pull.pull)
+app.command("cp")(cp.cp)
 app.command("doctor")(doctor.doctor)
 app.command("demo")(demo.demo)
 app.command("bench")(bench.bench)

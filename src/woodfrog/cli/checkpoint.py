@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from woodfrog.cli import output
+from woodfrog.cli import output, periodic
 from woodfrog.cli.options import JsonOption, StoreOption, TargetArgument, TimeoutOption
 
 
@@ -15,6 +15,27 @@ def checkpoint(
     stop: Annotated[bool, typer.Option("--stop", help="End the target once the image is durable.")] = False,
     cpu: Annotated[bool, typer.Option("--cpu/--no-cpu", help="With the CPU side (needed for a restore).")] = True,
     name: Annotated[str | None, typer.Option("--name", help="Name of the image (default: the target's).")] = None,
+    compress: Annotated[
+        str, typer.Option("--compress", metavar="METHOD", help="auto, none, lz4, zstd or zstd:LEVEL.")
+    ] = "auto",
+    incremental: Annotated[
+        bool,
+        typer.Option("--incremental/--full", help="Move only what the store does not have, or all of it, to compare."),
+    ] = True,
+    every: Annotated[
+        str | None,
+        typer.Option(
+            "--every", metavar="TIME", help="Again and again, at most that often (5m), until the target ends."
+        ),
+    ] = None,
+    max_overhead: Annotated[
+        str,
+        typer.Option("--max-overhead", metavar="P%", help="With --every: of the time the target may wait so much."),
+    ] = "1%",
+    keep_last: Annotated[
+        int | None,
+        typer.Option("--keep-last", metavar="N", min=1, help="With --every: remove all but the newest N images."),
+    ] = None,
     store: StoreOption = None,
     timeout: TimeoutOption = 30.0,
     as_json: JsonOption = False,
@@ -22,11 +43,30 @@ def checkpoint(
     """Write an image of a running target; it runs on afterwards unless --stop is given."""
     with output.reported(as_json):
         from woodfrog import api
+        from woodfrog.errors import UsageError
         from woodfrog.image.inspect import human_bytes
 
+        if every is not None:
+            if stop:
+                raise UsageError("a target that is stopped cannot be checkpointed again", advice="leave out --stop")
+            options = {"cpu": cpu, "timeout": timeout, "compress": compress, "incremental": incremental}
+            periodic.until_end(
+                target, every, max_overhead, keep_last, store=store, name=name, as_json=as_json, **options
+            )
+            return
+        if keep_last is not None:
+            raise UsageError("--keep-last goes with --every", advice="`woodfrog prune --keep-last` removes old images")
         with output.progress("checkpoint", as_json=as_json) as on_event:
             result = api.checkpoint(
-                target, stop=stop, cpu=cpu, store=store, name=name, timeout=timeout, on_event=on_event
+                target,
+                stop=stop,
+                cpu=cpu,
+                store=store,
+                name=name,
+                timeout=timeout,
+                compress=compress,
+                incremental=incremental,
+                on_event=on_event,
             )
         if as_json:
             output.print_json(result.to_dict())
@@ -34,5 +74,7 @@ def checkpoint(
         output.phase_table(result.phases)
         output.warn(result.warnings)
         size = f"{human_bytes(result.gpu_bytes)} of GPU memory, {human_bytes(result.cpu_bytes)} of CPU side"
+        new_bytes = result.gpu_new_bytes + result.cpu_new_bytes
+        new = f"{human_bytes(new_bytes)} new, {human_bytes(result.stored_bytes)} stored"
         ran_on = f"the target waited {result.stall_s:.3f} s and runs on"
-        output.say(f"{result.image}: {size}; {'the target was stopped' if result.stopped else ran_on}")
+        output.say(f"{result.image}: {size}; {new}; {'the target was stopped' if result.stopped else ran_on}")

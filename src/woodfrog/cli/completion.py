@@ -11,11 +11,11 @@ from pathlib import Path
 
 
 def images(incomplete: str) -> list[str]:
-    """References in the default store, from the names of its directories alone."""
+    """References in the default store, if that is a directory, from the names in it alone."""
     configured = os.environ.get("WOODFROG_STORE")
-    store = Path(configured) if configured else Path.home() / ".local" / "share" / "woodfrog" / "images"
+    store = Path(configured) if configured else Path.home() / ".local" / "share" / "woodfrog" / "store"
     try:
-        names = [entry.name for entry in store.iterdir()]
+        names = [f"{entry.parent.name}@{entry.name}" for entry in store.glob("images/*/*")]
     except OSError:
         return []
     pattern = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}@[1-9][0-9]*")

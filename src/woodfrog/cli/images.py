@@ -25,15 +25,16 @@ def images(
             output.print_json([image.to_dict() for image in found])
             return
         rows = [
-            (image.reference, "-", "-", "-", f"damaged: {image.error}")
+            (image.reference, "-", "-", "-", "-", f"damaged: {image.error}")
             if image.error is not None
             else (
                 image.reference,
                 iso_time(image.created_unix_s),
                 human_bytes(image.gpu_bytes),
                 human_bytes(image.cpu_bytes),
+                human_bytes(image.stored_bytes),
                 f"{image.kind}, {'ran on' if image.leave_running else 'stopped'}",
             )
             for image in found
         ]
-        output.table(("image", "created", "GPU memory", "CPU side", "what"), rows, right=(2, 3))
+        output.table(("image", "created", "GPU memory", "CPU side", "stored", "what"), rows, right=(2, 3, 4))

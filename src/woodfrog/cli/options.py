@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,9 +10,12 @@ from woodfrog.cli import completion
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout and nothing else.")]
 StoreOption = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
-        "--store", metavar="DIR", help="Where images are kept (default: $WOODFROG_STORE, else your data directory)."
+        "--store",
+        metavar="STORE",
+        help="Where images are kept: a directory, ram:NAME or s3://BUCKET/PREFIX "
+        "(default: $WOODFROG_STORE, else your data directory).",
     ),
 ]
 TimeoutOption = Annotated[
@@ -27,7 +29,10 @@ ImageArgument = Annotated[
     str,
     typer.Argument(
         metavar="IMAGE",
-        help="NAME@NUMBER, NAME for the newest, or an image's directory.",
+        help="NAME@NUMBER, NAME for the newest, or STORE/NAME@NUMBER.",
         autocompletion=completion.images,
     ),
+]
+CompressOption = Annotated[
+    str, typer.Option("--compress", metavar="METHOD", help="auto, none, lz4, zstd or zstd:LEVEL.")
 ]

@@ -137,6 +137,10 @@ def kept_links(directory: Path) -> Iterator[None]:
             kept.replace(link)
 
 
+# CRIU's files that `remove_links` reads: the directory that it gets needs no others.
+LINK_FILES = ("files.img", "remap-fpath.img")
+
+
 def remove_links(directory: Path) -> None:
     """Remove the hard links that belong to the image in `directory`: for whoever removes the image itself.
 

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -119,8 +119,11 @@ def _went_away(verb: str, why: str) -> NoDaemonError:
     )
 
 
-def ensure_daemon(directory: Path | None = None, *, arguments: Sequence[str] = ()) -> Client:
-    """A client of the daemon of `directory`, started if there is none. `arguments` go to a daemon that is started."""
+def ensure_daemon(
+    directory: Path | None = None, *, arguments: Sequence[str] = (), environment: Mapping[str, str] | None = None
+) -> Client:
+    """A client of the daemon of `directory`, started if there is none. `arguments` and `environment` (None: ours) go to
+    a daemon that is started."""
     chosen = runtime_dir.ensure(directory)
     with contextlib.suppress(NoDaemonError):
         return Client.connect(chosen)
@@ -131,9 +134,9 @@ def ensure_daemon(directory: Path | None = None, *, arguments: Sequence[str] = (
             # Its daemon died a moment ago and is being started again, or was told to end while something is held.
             if (client := _await_restart(chosen)) is not None:
                 return client
-            _start(chosen, arguments, with_keeper=False)
+            _start(chosen, arguments, environment, with_keeper=False)
         else:
-            _start(chosen, arguments, with_keeper=True)
+            _start(chosen, arguments, environment, with_keeper=True)
         return Client.connect(chosen)
 
 
@@ -172,11 +175,11 @@ def _await_restart(directory: Path) -> Client | None:
     return None
 
 
-def _start(directory: Path, arguments: Sequence[str], *, with_keeper: bool) -> None:
+def _start(directory: Path, arguments: Sequence[str], base: Mapping[str, str] | None, *, with_keeper: bool) -> None:
     from woodfrog._native import paths
 
     notify_path = directory / f"notify-{os.getpid()}.sock"
-    environment = _without_interposer(dict(os.environ), str(paths.interposer()))
+    environment = _without_interposer(dict(os.environ if base is None else base), str(paths.interposer()))
     environment[runtime_dir.ENVIRONMENT] = str(directory)
     environment["NOTIFY_SOCKET"] = str(notify_path)
     command = [sys.executable, "-m", "woodfrog.daemon", *arguments]

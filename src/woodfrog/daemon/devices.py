@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+WARM_UP_CHUNK_BYTES = 64 << 10  # a store's default
+
 
 class Devices:
     """All GPUs that the daemon sees, by UUID (32 hex digits). Thread-safe; methods wait for `start` to finish."""
@@ -49,6 +51,8 @@ class Devices:
             log.warning("no GPU can be used: %s", failure)
         finally:
             self._ready.set()
+        for device in self._devices.values():
+            _warm_up(device)
 
     @property
     def failure(self) -> str:
@@ -89,3 +93,19 @@ class Devices:
     @property
     def total_bytes(self) -> int:
         return sum(device.total_bytes for device in self.all().values())
+
+
+def _warm_up(device: Device) -> None:
+    """Load the kernels that hash and gather: the first target to be checkpointed shall not wait for that."""
+    from woodfrog._native import transfer
+
+    try:
+        if device.hashes != "gpu":
+            return
+        memory = device.create_memory(device.granularity_bytes)
+        try:
+            transfer.hash_device([(memory, 0, memory.size_bytes)], chunk_bytes=WARM_UP_CHUNK_BYTES)
+        finally:
+            memory.release()
+    except RuntimeError as failure:  # a full GPU: it costs the first checkpoint some time
+        log.info("the kernels of GPU %d are loaded when they are needed: %s", device.ordinal, failure)

@@ -25,6 +25,7 @@ from woodfrog.errors import NoDaemonError, NotFoundError, RefusedError, Woodfrog
 from woodfrog.image.repository import ImageRepository
 from woodfrog.operations import room
 from woodfrog.operations.context import Context
+from woodfrog.operations.history import History
 from woodfrog.operations.phases import as_woodfrog_error
 from woodfrog.target import limits
 from woodfrog.target.reaper import Reaper, become_subreaper
@@ -47,6 +48,7 @@ class Node:
         self.devices = Devices()
         self.agents = Agents(runtime_dir.agent_socket(directory))
         self.targets = Targets(self.agents)
+        self.history = History()
         self._criu: criu_module.Criu | None = None
         self._stores: dict[str, ImageRepository] = {}
         self._lock = threading.Lock()
@@ -96,6 +98,7 @@ class Node:
                 criu=self.criu,
                 name_of=self.targets.name_of,
                 suspended=self.targets.suspended,
+                history=self.history,
             )
             self._recovery = Recovery(self._context, self.keeper, self.targets)
             self._recovery.run()
@@ -116,7 +119,7 @@ class Node:
         return numa.divide(size_bytes, nodes)
 
     def store(self, path: str) -> ImageRepository:
-        """The store at `path` (empty: the default one), opened once."""
+        """The store at that path or URL (empty: the default one), opened once."""
         with self._lock:
             store = self._stores.get(path)
             if store is None or not store.is_current():

@@ -26,7 +26,7 @@ from woodfrog.cpu.run import still_running
 from woodfrog.daemon.keeper_client import KeeperClient
 from woodfrog.daemon.targets import Targets
 from woodfrog.driver.process import DriverProcess, ProcessState
-from woodfrog.errors import NotFoundError, WoodfrogError
+from woodfrog.errors import BadImageError, NotFoundError, WoodfrogError
 from woodfrog.operations.checkpoint import end_tree
 from woodfrog.operations.context import Context
 from woodfrog.operations.dump_folder import folder_of, remove_abandoned
@@ -128,9 +128,11 @@ class Recovery:
 
     def _image_of(self, notes: Notes) -> bool:
         """Whether the image that this operation was writing is complete."""
-        for entry in self._context.store(notes.store).list():
-            if entry.manifest is not None and entry.manifest.operation == notes.operation_id:
-                return True
+        images = self._context.store(notes.store)
+        for entry in reversed(images.store.list(notes.image)):  # the newest first: there may be thousands
+            with contextlib.suppress(BadImageError, NotFoundError):
+                if images.manifest(entry.reference).operation == notes.operation_id:
+                    return True
         return False
 
     # ── suspend: ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -12,6 +12,7 @@ from woodfrog.daemon.node import Node
 from woodfrog.daemon.server import Call, Verb, optional, refuse_unknown, required
 from woodfrog.daemon.targets import Resolved
 from woodfrog.errors import NotFoundError, RefusedError, TargetState, UsageError, WoodfrogError
+from woodfrog.image.writer import parse_compression
 from woodfrog.operations import room
 from woodfrog.operations.checkpoint import Checkpoint, CheckpointRequest
 from woodfrog.operations.manifest import version
@@ -70,16 +71,19 @@ class Verbs:
 
     def checkpoint(self, call: Call) -> dict[str, Any]:
         params = call.params
-        refuse_unknown(params, {"target", "stop", "cpu", "store", "name", "timeout_s"})
+        refuse_unknown(params, {"target", "stop", "cpu", "store", "name", "timeout_s", "compress", "incremental"})
         target = self._running(params, "checkpoint")
         request = CheckpointRequest(
             root_pid=target.root_pid,
             stop=optional(params, "stop", bool, False),
             cpu=optional(params, "cpu", bool, True),
-            store=_absolute(optional(params, "store", str, "")),
+            store=_place(optional(params, "store", str, "")),
             name=optional(params, "name", str, ""),
             timeout_s=_timeout(params),
+            compress=optional(params, "compress", str, "auto"),
+            incremental=optional(params, "incremental", bool, True),
         )
+        parse_compression(request.compress)
 
         def make() -> Operation:
             self._require_running(target, "checkpoint")
@@ -94,9 +98,8 @@ class Verbs:
             raise UsageError(f"there is no restore mode {params['mode']!r}", advice="this version has: eager")
         context = self._node.context
         image = required(params, "image", str)
-        store = _absolute(optional(params, "store", str, ""))
-        with context.store(store).open(image) as opened:
-            manifest = opened.manifest
+        store = _place(optional(params, "store", str, ""))
+        manifest = context.store(store).manifest(image)
         request = RestoreRequest(
             image=image,
             store=store,
@@ -286,7 +289,7 @@ def _timeout(params: dict[str, Any]) -> float:
     return float(value)
 
 
-def _absolute(path: str) -> str:
-    if path and not path.startswith("/"):
-        raise UsageError(f"the store {path!r} is not an absolute path")
-    return path
+def _place(store: str) -> str:
+    if store and not store.startswith(("/", "ram:", "s3://")):
+        raise UsageError(f"the store {store!r} is neither an absolute path nor ram:NAME nor s3://BUCKET/PREFIX")
+    return store

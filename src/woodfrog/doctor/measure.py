@@ -17,9 +17,9 @@ from typing import Any
 
 from blake3 import blake3
 
-from woodfrog.image import digest
+from woodfrog.errors import UsageError
 from woodfrog.store import space
-from woodfrog.store.disk import default_path
+from woodfrog.store.open import default_place
 
 _FILE_BYTES = 256 << 20
 _CHUNK_BYTES = 1 << 20
@@ -48,10 +48,15 @@ def run_script(script: Path, arguments: Sequence[str]) -> int:
 
 def builtin(store: str | os.PathLike[str] | None) -> dict[str, Any]:
     """BLAKE3 of memory, and a file of 256 MiB written, made durable and hashed in the store's file system."""
-    place = Path(store) if store is not None else default_path()
+    name = os.fspath(store) if store is not None else default_place()
+    if name.startswith(("ram:", "s3://")):
+        raise UsageError(f"{name} is no directory, and this measures a file system", advice="give one with --store")
+    place = Path(name)
     while not place.is_dir():
         place = place.parent
     space.require(place, _FILE_BYTES, "the measurement")
+    from woodfrog._native import transfer
+
     block = os.urandom(16 << 20)
     begun = time.perf_counter()
     blake3(block * 16, max_threads=blake3.AUTO).digest()
@@ -64,7 +69,7 @@ def builtin(store: str | os.PathLike[str] | None) -> dict[str, Any]:
         os.fsync(file.fileno())
         write_s = time.perf_counter() - begun
         begun = time.perf_counter()
-        digest.hash_range(file.fileno(), 0, _FILE_BYTES, chunk_bytes=_CHUNK_BYTES)
+        transfer.hash_pieces([(file.fileno(), 0, _FILE_BYTES)], chunk_bytes=_CHUNK_BYTES)
         file_s = time.perf_counter() - begun
     gigabytes = _FILE_BYTES / 1e9
     return {

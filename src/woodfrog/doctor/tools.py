@@ -46,9 +46,12 @@ def check_criu() -> list[Check]:
 
 def check_store(store: str | os.PathLike[str] | None) -> list[Check]:
     from woodfrog.store import space
-    from woodfrog.store.disk import default_path
+    from woodfrog.store.open import default_place
 
-    path = Path(store) if store is not None else default_path()
+    place = os.fspath(store) if store is not None else default_place()
+    if place.startswith(("ram:", "s3://")):
+        return [Check("store", Verdict.OK, f"{place} (opened when it is needed)")]
+    path = Path(place)
     free = space.free_bytes(path)
     there = path
     while not there.exists():

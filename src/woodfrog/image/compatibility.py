@@ -161,7 +161,7 @@ def _gpus(manifest: Manifest, machine: Machine, gpu_map: dict[str, str]) -> list
             missing = f"GPU {wanted} of the map is not here" if wanted else f"there is no free {device.name} here"
             found.append(_refused("devices", missing, "`woodfrog doctor` lists the GPUs; map one with --gpu"))
             continue
-        needed = sum(file.size_bytes for file in manifest.data_files if file.device == device_index)
+        needed = sum(handle.size for handle in manifest.handles if handle.device == device_index)
         if not _same_kind(device, gpu):
             reason = f"GPU {gpu.ordinal} here is a {gpu.name}, the image needs a {device.name}"
             found.append(_refused("devices.name", reason, "restore on a GPU of the same kind"))

@@ -1,30 +1,38 @@
-"""One complete image on disk, opened for reading: its manifest, its CPU side's directory, its data files.
+"""One complete image, opened for reading: its manifest, and through the store's packs every chunk that it names.
 
-An open image holds one directory descriptor and reads everything through it, so that a rename or a removal underneath
-cannot switch it for another. It must never write.
+An open image holds the store's shared lock, so that neither a removal nor a prune can take anything from under it. It
+must never write to the store.
 """
 
 from __future__ import annotations
 
+import bisect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
-from woodfrog.errors import BadImageError, NotFoundError, RefusedError
-from woodfrog.image import codec, digest, layout
-from woodfrog.image.manifest import DIGEST_BYTES, Manifest
-from woodfrog.store import files
-from woodfrog.store.names import MANIFEST
+from woodfrog.errors import BadImageError
+from woodfrog.image import chunks, codec, layout
+from woodfrog.image.manifest import FileRecord, Manifest
+from woodfrog.image.progress import OnProgress, told
+from woodfrog.store.entries import Located, OpenManifest
+from woodfrog.store.reader import Reader
+from woodfrog.store.records import ABSENT, pack_column
+from woodfrog.store.store import Store
 
-# (bytes done, bytes in all)
-OnProgress = Callable[[int, int], None]
+if TYPE_CHECKING:
+    from woodfrog._native.transfer import Progress
+
+# Descriptors of CRIU's files that are open at once: a process has a few, a tree of a thousand has ten thousand.
+FILES_AT_ONCE = 256
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Something wrong with an image: which file, which chunk of it (None: the file as such), and what."""
+    """Something wrong with an image: of which handle or file, which chunk of it (None: all of it), and what."""
 
     path: str
     what: str
@@ -35,102 +43,141 @@ class Problem:
 
 
 class Image:
-    """Made by `Image.open` or an ImageRepository; close it, or use it in a `with`."""
+    """Made by an ImageRepository; close it, or use it in a `with`. Not for several threads at once."""
 
-    def __init__(self, path: Path, dir_fd: int, manifest: Manifest) -> None:
-        self.path = path
+    def __init__(self, store: Store, opened: OpenManifest, manifest: Manifest) -> None:
         self.manifest = manifest
-        self._dir_fd = dir_fd
+        self._store = store
+        self._opened = opened
+        self._reader: Reader | None = None
+        self._afterwards: list[Callable[[], None]] = []
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> Image:
-        """The image in this directory: manifest decoded, every listed file there with its size; it cannot be removed
-        from a store until it is closed.
-
-        NotFoundError without a directory, RefusedError for an image that others may have written, BadImageError for
-        anything else.
-        """
-        descriptor = files.open_directory(path)
-        if not files.try_lock_shared(descriptor):
-            os.close(descriptor)
-            raise NotFoundError(f"{os.fspath(path)} is being removed")
-        return cls.in_directory(Path(path), descriptor)
-
-    @classmethod
-    def in_directory(cls, path: Path, dir_fd: int) -> Image:
-        """The same for a directory that is open already. Takes `dir_fd` over, also when it raises; `path` is what
-        messages and CRIU are told."""
+    def decode(cls, store: Store, opened: OpenManifest) -> Image:
+        """The image with that manifest, decoded and checked. Takes `opened` over, also when it raises BadImageError."""
         try:
-            _check_owner(path, dir_fd)
-            image = cls(path, dir_fd, _read_manifest(path, dir_fd))
-            image._check_sizes()
+            manifest = codec.decode(opened.data, f"the manifest of {opened.reference}")
+            if manifest.chunk_bytes != store.chunk_bytes:
+                raise BadImageError(
+                    f"{opened.reference} has chunks of {manifest.chunk_bytes} bytes in a store of {store.chunk_bytes}",
+                    advice="use another image; this one was put there by a faulty writer",
+                )
         except BaseException:
-            os.close(dir_fd)
+            opened.close()
             raise
-        return image
+        return cls(store, opened, manifest)
 
     @property
     def reference(self) -> str:
-        return self.manifest.reference
+        """NAME@NUMBER: its place in the store."""
+        return self._opened.reference
 
     @property
-    def cpu_directory(self) -> Path:
-        """Where CRIU's files are. BadImageError for an image without a CPU side."""
+    def path(self) -> str:
+        """Where its manifest is, for messages."""
+        return layout.place(self._store.url, self.reference)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the memory and the files that it brings back."""
+        return self.manifest.gpu_bytes + self.manifest.cpu_bytes
+
+    # ── chunks ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def locate_gpu(self, progress: Progress | None = None) -> Located:
+        """Where the chunks of the handles are, ready to be read; the packs' descriptors are valid until `close`.
+        BadImageError naming how many are missing."""
+        return self._locate(self.manifest.digests, [handle.size for handle in self.manifest.handles], progress)
+
+    def extract_cpu(
+        self, directory: Path, only: Collection[str] | None = None, progress: Progress | None = None
+    ) -> None:
+        """CRIU's files (those named in `only` that there are) as plain files in `directory`, which is the caller's and
+        empty; each chunk is compared with its digest. BadImageError."""
+        from woodfrog._native import transfer
+
+        records = [record for record in self.cpu_files() if only is None or record.path in only]
+        for begin in range(0, len(records), FILES_AT_ONCE):
+            batch = records[begin : begin + FILES_AT_ONCE]
+            digests = b"".join(record.digests for record in batch)
+            located = self._locate(digests, [record.size_bytes for record in batch], None)
+            descriptors = [layout.create_file(directory, record.path) for record in batch]
+            try:
+                pieces = [
+                    (descriptor, 0, record.size_bytes)
+                    for descriptor, record in zip(descriptors, batch, strict=True)
+                    if record.size_bytes
+                ]
+                if pieces:
+                    transfer.extract_from_packs(
+                        pieces,
+                        digests,
+                        located.locations,
+                        located.packs,
+                        chunk_bytes=self.manifest.chunk_bytes,
+                        progress=progress,
+                    )
+            finally:
+                for descriptor in descriptors:
+                    os.close(descriptor)
+
+    def cpu_files(self) -> Sequence[FileRecord]:
+        """CRIU's files. BadImageError for an image without a CPU side."""
         if self.manifest.cpu is None:
             raise BadImageError(
                 f"{self.reference} has no CPU side: it holds GPU memory only", advice="checkpoint without cpu=False"
             )
-        return self.path / layout.CPU
-
-    def open_data(self, filename: str) -> int:
-        """A descriptor of a data file, for reading. The caller owns it."""
-        if not layout.DATA_FILE.fullmatch(filename):
-            raise BadImageError(f"{filename!r} is no name of a data file")
-        return layout.open_file(filename, dir_fd=self._dir_fd)[0]
-
-    def open_cpu(self, path: str) -> int:
-        """A descriptor of one of CRIU's files (its path inside cpu/), for reading. The caller owns it."""
-        return layout.open_file(f"{layout.CPU}/{path}", dir_fd=self._dir_fd)[0]
-
-    @property
-    def size_bytes(self) -> int:
-        """Of all files but the manifest."""
-        return sum(size for _, size in self._listed())
+        return self.manifest.cpu.files
 
     def verify(self, progress: OnProgress | None = None) -> list[Problem]:
-        """Hash every chunk of every file and compare; look for files that are not listed. Empty: all is well."""
+        """Read every chunk and compare it with its digest. Empty: all is well."""
+        manifest = self.manifest
+        names = [f"handle {handle.id:#x}" for handle in manifest.handles]
+        sizes = [handle.size for handle in manifest.handles]
+        if manifest.cpu is not None:
+            names += [f"cpu/{record.path}" for record in manifest.cpu.files]
+            sizes += [record.size_bytes for record in manifest.cpu.files]
+        cut = chunks.Cut(sizes, manifest.chunk_bytes)
+        with told(progress, self.size_bytes) as native:
+            absent, damaged = self._check(manifest.all_digests(), cut, native)
         problems = []
-        done = 0
-        total = self.size_bytes
-
-        def count(step: int) -> None:
-            nonlocal done
-            done += step
-            if progress is not None:
-                progress(done, total)
-
-        count(0)
-        listed = {MANIFEST}
-        for index, file in enumerate(self.manifest.data_files):
-            listed.add(file.name)
-            runs = list(digest.handle_runs(self.manifest, index))
-            problems += self._verify_file(file.name, file.digests, runs, count)
-        if self.manifest.cpu is not None:
-            for record in self.manifest.cpu.files:
-                path = f"{layout.CPU}/{record.path}"
-                listed.add(path)
-                runs = [(0, record.size_bytes, 0)] if record.size_bytes else []
-                problems += self._verify_file(path, record.digests, runs, count)
-        for path in files.list_files(self._dir_fd):
-            if path not in listed:
-                problems.append(Problem(path, "the manifest does not list this file"))
+        for position in sorted({*absent, *damaged}):
+            piece = bisect.bisect_right(cut.first, position) - 1
+            chunk = position - cut.first[piece]
+            at = f"the chunk at byte {chunk * manifest.chunk_bytes}"
+            what = f"{at} is not in the store" if position in absent else f"{at} does not have its digest"
+            problems.append(Problem(names[piece], what, chunk))
         return problems
 
+    def _check(self, digests: bytes, cut: chunks.Cut, progress: Progress) -> tuple[set[int], list[int]]:
+        """Positions of chunks that the store does not have, and of those that are damaged in it."""
+        from woodfrog._native import transfer
+
+        reader = self._open_reader()
+        packs = pack_column(reader.find(digests, chunks.pack_column(cut.sizes)))
+        absent = {position for position, pack in enumerate(packs) if pack == ABSENT}
+        present = [position for position in range(len(cut)) if position not in absent]
+        there = chunks.select_digests(digests, present)
+        located = reader.locate(there, chunks.pack_column(chunks.select(cut.sizes, present)), progress)
+        wrong = transfer.check_packs(there, located.locations, located.packs, progress=progress)
+        return absent, [present[at] for at in wrong]
+
     def close(self) -> None:
-        """Give the directory up; calling it again does nothing."""
-        if self._dir_fd >= 0:
-            os.close(self._dir_fd)
-            self._dir_fd = -1
+        """Give the lock and the packs up; calling it again does nothing."""
+        reader, self._reader = self._reader, None
+        try:
+            if reader is not None:
+                reader.close()
+        finally:
+            self._opened.close()
+            afterwards, self._afterwards = self._afterwards, []
+            for step in afterwards:
+                step()
+
+    def then(self, step: Callable[[], None]) -> Image:
+        """Have `step` called at the end of `close`: for whoever opened a store only for this image."""
+        self._afterwards.append(step)
+        return self
 
     def __enter__(self) -> Image:
         return self
@@ -141,65 +188,20 @@ class Image:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Image {self.reference} at {self.path}>"
+        return f"<Image {self.reference} in {self._store.url}>"
 
-    def _listed(self) -> list[tuple[str, int]]:
-        listed = [(file.name, file.size_bytes) for file in self.manifest.data_files]
-        if self.manifest.cpu is not None:
-            listed += [(f"{layout.CPU}/{record.path}", record.size_bytes) for record in self.manifest.cpu.files]
-        return listed
-
-    def _check_sizes(self) -> None:
-        for path, size_bytes in self._listed():
-            descriptor, status = layout.open_file(path, dir_fd=self._dir_fd)
-            os.close(descriptor)
-            if status.st_size != size_bytes:
-                raise BadImageError(
-                    f"{self.path}: {path} has {status.st_size} bytes where the manifest says {size_bytes}",
-                    advice="the file was cut or changed after the image was written: use another image",
-                )
-
-    def _verify_file(
-        self, path: str, expected: bytes, runs: list[tuple[int, int, int]], count: Callable[[int], None]
-    ) -> list[Problem]:
-        chunk_bytes = self.manifest.chunk_bytes
+    def _locate(self, digests: bytes, sizes: Sequence[int], progress: Progress | None) -> Located:
+        cut = chunks.Cut(sizes, self.manifest.chunk_bytes)
         try:
-            descriptor, _ = layout.open_file(path, dir_fd=self._dir_fd)
+            return self._open_reader().locate(digests, chunks.pack_column(cut.sizes), progress)
         except BadImageError as error:
-            return [Problem(path, error.reason)]
-        try:
-            for offset, size_bytes, first in runs:
-                found = digest.hash_range(descriptor, offset, size_bytes, chunk_bytes=chunk_bytes, on_bytes=count)
-                wanted = expected[first * DIGEST_BYTES : first * DIGEST_BYTES + len(found)]
-                if (chunk := digest.first_difference(found, wanted)) is not None:
-                    at = offset + chunk * chunk_bytes
-                    return [Problem(path, f"the chunk at byte {at} does not have its digest", first + chunk)]
-        except digest.ShortFileError:
-            return [Problem(path, "the file is shorter than the manifest says")]
-        except OSError as error:
-            return [Problem(path, f"cannot be read: {error.strerror or error}")]
-        finally:
-            os.close(descriptor)
-        return []
-
-
-def _check_owner(path: str | os.PathLike[str], descriptor: int) -> None:
-    status = os.fstat(descriptor)
-    if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
-        raise RefusedError(
-            f"{os.fspath(path)} belongs to user {status.st_uid} with mode {status.st_mode & 0o777:o}: "
-            "restoring it would run whatever others put into it",
-            advice="if you trust it: chown it to yourself and chmod -R go-rwx",
-        )
-
-
-def _read_manifest(path: str | os.PathLike[str], descriptor: int) -> Manifest:
-    where = f"{os.fspath(path)}/{MANIFEST}"
-    manifest_fd, status = layout.open_file(MANIFEST, dir_fd=descriptor)
-    with os.fdopen(manifest_fd, "rb") as file:
-        if status.st_size > codec.MAX_FILE_BYTES:
             raise BadImageError(
-                f"{where} has {status.st_size} bytes, more than a manifest can have", advice="use another image"
-            )
-        data = file.read(status.st_size + 1)
-    return codec.decode(data, where)
+                f"{self.reference} is not whole: {error.reason}",
+                advice=error.advice,
+                details={**error.details, "image": self.reference},
+            ) from error
+
+    def _open_reader(self) -> Reader:
+        if self._reader is None:
+            self._reader = self._store.reader()
+        return self._reader

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from woodfrog.image.manifest import Manifest
+from woodfrog.image.manifest import DIGEST_BYTES, Amounts, Manifest, Stats
 
 
 def summary(manifest: Manifest) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def summary(manifest: Manifest) -> dict[str, Any]:
         "gpu_bytes": manifest.gpu_bytes,
         "cpu_bytes": manifest.cpu_bytes,
         "chunk_bytes": manifest.chunk_bytes,
-        "chunks": sum(len(file.digests) for file in manifest.data_files) // 32,
+        "chunks": len(manifest.digests) // DIGEST_BYTES,
         "handles": len(manifest.handles),
         "allocations": len(manifest.allocations),
         "driver": {
@@ -42,7 +42,7 @@ def summary(manifest: Manifest) -> dict[str, Any]:
                 "name": device.name,
                 "total_bytes": device.total_bytes,
                 "compute_capability": f"{device.compute_major}.{device.compute_minor}",
-                "data_bytes": sum(file.size_bytes for file in manifest.data_files if file.device == index),
+                "data_bytes": sum(handle.size for handle in manifest.handles if handle.device == index),
             }
             for index, device in enumerate(manifest.devices)
         ],
@@ -70,6 +70,7 @@ def summary(manifest: Manifest) -> dict[str, Any]:
             "working_directory": manifest.environment.working_directory,
             "log_path": manifest.environment.log_path,
         },
+        "stats": {"gpu": _amounts(manifest.stats.gpu), "cpu": _amounts(manifest.stats.cpu)},
         "phases": {phase.name: phase.seconds for phase in manifest.phases},
         "stall_s": manifest.stall_s,
         "notes": manifest.notes,
@@ -92,6 +93,7 @@ def lines(manifest: Manifest) -> list[tuple[str, str]]:
         ("GPU memory", f"{human_bytes(manifest.gpu_bytes)} in {len(manifest.handles)} handles, "
                        f"{len(manifest.allocations)} allocations"),
         ("CPU side", f"{human_bytes(manifest.cpu_bytes)}, CRIU {manifest.cpu.version}" if manifest.cpu else "none"),
+        ("new in it", f"{human_bytes(_new(manifest.stats))}, {human_bytes(_stored(manifest.stats))} stored"),
         ("driver", driver),
     ]  # fmt: skip
     for device in manifest.devices:
@@ -107,6 +109,19 @@ def lines(manifest: Manifest) -> list[tuple[str, str]]:
         found.append((f"process {process.pid}", printable(" ".join(process.command_line)) or process.executable))
     found.append(("written by", f"woodfrog {manifest.woodfrog_version}"))
     return found
+
+
+def _amounts(amounts: Amounts) -> dict[str, int]:
+    names = ("raw", "zero", "known", "new", "stored")
+    return {f"{name}_bytes": getattr(amounts, name) for name in names}
+
+
+def _new(stats: Stats) -> int:
+    return stats.gpu.new + stats.cpu.new
+
+
+def _stored(stats: Stats) -> int:
+    return stats.gpu.stored + stats.cpu.stored
 
 
 def gpu_uuid(digits: str) -> str:

@@ -16,9 +16,8 @@ import msgspec
 
 FORMAT_VERSION = 1
 DIGEST_BYTES = 32  # BLAKE3's default length
-MIN_CHUNK_BYTES = 64 << 10
+MIN_CHUNK_BYTES = 16 << 10  # as in the store's configuration: the chunks are the store's
 MAX_CHUNK_BYTES = 64 << 20
-DEFAULT_CHUNK_BYTES = 1 << 20
 
 # Caps of single fields: far above anything real, far below what would hurt a reader.
 MAX_DEVICES = 64
@@ -85,22 +84,13 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     session_id: Index = 0
 
 
-class DataFile(msgspec.Struct, frozen=True, kw_only=True):
-    name: Annotated[str, msgspec.Meta(pattern="^gpu-[0-9]{1,4}[.]data$")]
-    device: Index
-    size_bytes: Size
-    digests: bytes
-
-
 class Handle(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One physical allocation: `size` bytes at `offset` of data file number `file`."""
+    """One physical allocation of `size` bytes. Handles are grouped by device: `device` never falls."""
 
     id: Count
-    device: Index
+    device: Index  # into `devices`
     size: Size
     kind: Index
-    file: Index
-    offset: Size
 
 
 class Allocation(NamedTuple):
@@ -155,7 +145,7 @@ class Allocations(msgspec.Struct, frozen=True):
 
 
 class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A file under cpu/, with the digests of its chunks."""
+    """One of CRIU's files, with the digests of its chunks."""
 
     path: Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
     size_bytes: Size
@@ -167,8 +157,25 @@ class CpuState(msgspec.Struct, frozen=True, kw_only=True):
     version: Short
     options: Annotated[list[Text], msgspec.Meta(max_length=256)] = []
     root_pid: Pid
-    # Filled by the writer's commit, which hashes the files.
+    # Filled by the writer, which hashes the files.
     files: Annotated[list[FileRecord], msgspec.Meta(max_length=MAX_FILES)] = []
+
+
+class Amounts(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one kind of data, in bytes. raw = zero + known + new; `stored`: what `new` took in the packs."""
+
+    raw: Count = 0
+    zero: Count = 0  # full chunks of zeros: neither transferred nor stored
+    known: Count = 0  # in the store already, from whatever image
+    new: Count = 0
+    stored: Count = 0
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True):
+    """For people and for the estimate of the next checkpoint; a restore never needs them."""
+
+    gpu: Amounts = Amounts()
+    cpu: Amounts = Amounts()
 
 
 class Phase(msgspec.Struct, frozen=True, array_like=True):
@@ -177,7 +184,8 @@ class Phase(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything about one image. Built by the operation; `name`, `number` and `cpu.files` are set by the writer."""
+    """Everything about one image. Built by the operation; `name`, `number`, `cpu.files` and `stats` are the writer's to
+    set. `parent` is the image of the same target before this one: information, never needed to read this one."""
 
     kind: Literal["managed", "driver-only"]
     name: Short = ""
@@ -194,11 +202,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     host: Host
     processes: Annotated[list[Process], msgspec.Meta(max_length=MAX_PROCESSES)]
     environment: Environment
-    chunk_bytes: Annotated[int, msgspec.Meta(ge=MIN_CHUNK_BYTES, le=MAX_CHUNK_BYTES)] = DEFAULT_CHUNK_BYTES
-    data_files: Annotated[list[DataFile], msgspec.Meta(max_length=MAX_DEVICES)] = []
+    chunk_bytes: Annotated[int, msgspec.Meta(ge=MIN_CHUNK_BYTES, le=MAX_CHUNK_BYTES)]
     handles: Annotated[list[Handle], msgspec.Meta(max_length=MAX_HANDLES)] = []
+    digests: bytes = b""  # of all handles' chunks, handle after handle
     allocations: Allocations = Allocations()
     cpu: CpuState | None = None
+    stats: Stats = Stats()
     phases: Annotated[list[Phase], msgspec.Meta(max_length=256)] = []
     stall_s: Seconds = 0.0
     notes: Annotated[dict[Short, Text], msgspec.Meta(max_length=256)] = {}
@@ -211,7 +220,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def features(self) -> Feature:
         """The mandatory flags that these fields call for."""
         flags = Feature(0)
-        if self.data_files:
+        if self.handles:
             flags |= Feature.GPU_DATA
         if self.cpu is not None:
             flags |= Feature.CPU_STATE
@@ -221,11 +230,20 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gpu_bytes(self) -> int:
-        return sum(file.size_bytes for file in self.data_files)
+        return sum(handle.size for handle in self.handles)
 
     @property
     def cpu_bytes(self) -> int:
         return sum(file.size_bytes for file in self.cpu.files) if self.cpu else 0
+
+    @property
+    def cpu_digests(self) -> bytes:
+        """Of the chunks of all of CRIU's files, file after file."""
+        return b"".join(file.digests for file in self.cpu.files) if self.cpu else b""
+
+    def all_digests(self) -> bytes:
+        """Of every chunk that the image needs: the handles', then CRIU's files'. Repeats and zeros included."""
+        return self.digests + self.cpu_digests
 
 
 def chunk_count(size_bytes: int, chunk_bytes: int) -> int:

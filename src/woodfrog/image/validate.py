@@ -26,12 +26,9 @@ def validate(manifest: Manifest, flags: Feature) -> None:
         raise _bad(f"its feature flags are {int(flags):#x} where its contents call for {int(manifest.features):#x}")
     if manifest.chunk_bytes & (manifest.chunk_bytes - 1):
         raise _bad(f"its chunk size {manifest.chunk_bytes} is not a power of two")
-    if manifest.parent is not None:
-        raise _bad("it adds to a parent image, which version 1 does not know")
-    if manifest.kind == "driver-only" and (manifest.data_files or manifest.handles or len(manifest.allocations)):
+    if manifest.kind == "driver-only" and (manifest.digests or manifest.handles or len(manifest.allocations)):
         raise _bad("it is driver-only and yet lists GPU memory of its own")
     _check_devices(manifest)
-    _check_data_files(manifest)
     _check_handles(manifest)
     _check_allocations(manifest)
     _check_processes(manifest)
@@ -51,33 +48,19 @@ def _check_devices(manifest: Manifest) -> None:
         raise _bad("two of its GPUs have the same UUID")
 
 
-def _check_data_files(manifest: Manifest) -> None:
-    seen: set[int] = set()
-    for file in manifest.data_files:
-        if file.device >= len(manifest.devices) or file.device in seen or file.name != f"gpu-{file.device}.data":
-            raise _bad(f"data file {file.name} does not belong to exactly one of its GPUs")
-        seen.add(file.device)
-
-
 def _check_handles(manifest: Manifest) -> None:
-    end = [0] * len(manifest.data_files)
-    chunks = [0] * len(manifest.data_files)
+    chunks = device = 0
     ids: set[int] = set()
     for handle in manifest.handles:
-        if handle.file >= len(end) or handle.size == 0 or handle.id in ids or handle.id >= 1 << 64:
-            raise _bad(f"handle {handle.id:#x} is a duplicate, empty, or in no data file")
+        if handle.device >= len(manifest.devices) or handle.size == 0 or handle.id in ids or handle.id >= 1 << 64:
+            raise _bad(f"handle {handle.id:#x} is a duplicate, empty, or on none of its GPUs")
+        if handle.device < device:
+            raise _bad(f"handle {handle.id:#x} is not among the others of its GPU")
         ids.add(handle.id)
-        if handle.device != manifest.data_files[handle.file].device:
-            raise _bad(f"handle {handle.id:#x} is on another GPU than its data file")
-        if handle.offset != end[handle.file]:
-            raise _bad(f"handle {handle.id:#x} lies at {handle.offset} where {end[handle.file]} was expected")
-        end[handle.file] += handle.size
-        chunks[handle.file] += chunk_count(handle.size, manifest.chunk_bytes)
-    for file, size_bytes, count in zip(manifest.data_files, end, chunks, strict=True):
-        if size_bytes != file.size_bytes or size_bytes == 0:
-            raise _bad(f"{file.name} has {file.size_bytes} bytes and its handles {size_bytes}")
-        if len(file.digests) != count * DIGEST_BYTES:
-            raise _bad(f"{file.name} has {count} chunks and {len(file.digests) / DIGEST_BYTES:g} digests")
+        device = handle.device
+        chunks += chunk_count(handle.size, manifest.chunk_bytes)
+    if len(manifest.digests) != chunks * DIGEST_BYTES:
+        raise _bad(f"its handles have {chunks} chunks and {len(manifest.digests) / DIGEST_BYTES:g} digests")
 
 
 def _check_allocations(manifest: Manifest) -> None:
@@ -111,7 +94,7 @@ def _check_cpu(cpu: CpuState, chunk_bytes: int) -> None:
     for file in cpu.files:
         parts = file.path.split("/")
         if any(not part or part.startswith(".") or "\0" in part for part in parts) or file.path in paths:
-            raise _bad(f"the path {file.path!r} in cpu/ is not allowed or is there twice")
+            raise _bad(f"the path {file.path!r} of its CPU side is not allowed or is there twice")
         paths.add(file.path)
         if len(file.digests) != chunk_count(file.size_bytes, chunk_bytes) * DIGEST_BYTES:
-            raise _bad(f"cpu/{file.path} has another number of digests than of chunks")
+            raise _bad(f"{file.path} of its CPU side has another number of digests than of chunks")

@@ -1,65 +1,119 @@
-"""One image being written: what makes a store's directory an image, and its manifest complete.
+"""One image being written: chunks of GPU memory and of CRIU's files into the store, and last the manifest.
 
-The writer of the store beneath it decides the order of a commit and what a crash leaves; this only says what must be
-in the directory. It must never write a manifest that contradicts the files.
+The store's session beneath it decides the order of a commit and what a crash leaves; this only says what belongs to the
+image. It must never publish a manifest that names a chunk which is not in the store.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import threading
+from array import array
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from woodfrog.errors import BadImageError, UsageError
-from woodfrog.image import codec, digest, layout
-from woodfrog.image.image import Image, OnProgress
-from woodfrog.image.manifest import FileRecord, Manifest
-from woodfrog.store import files
-from woodfrog.store.protocol import Writer
+from woodfrog.image import chunks, codec, layout
+from woodfrog.image.image import FILES_AT_ONCE
+from woodfrog.image.manifest import Amounts, FileRecord, Manifest, Stats
+from woodfrog.image.progress import OnProgress, told
+from woodfrog.store import space
+from woodfrog.store.session import WriteSession
+from woodfrog.store.store import Store
+
+if TYPE_CHECKING:
+    from woodfrog._native.transfer import Arena, Progress
+
+CPU = "cpu"  # the folder that CRIU writes into, in the writer's directory
+COMPRESSIONS = ("auto", "none", "lz4", "zstd")
+MAX_ZSTD_LEVEL = 19  # above it zstd takes memory of another order
+
+
+@dataclass(frozen=True)
+class Committed:
+    """An image that is complete, durable and visible. `path`: where its manifest is, for messages."""
+
+    reference: str
+    path: str
+    manifest: Manifest
 
 
 class ImageWriter:
     """Made by `ImageRepository.begin`. Until `commit` returns nothing of it can be seen; used in a `with` it aborts at
-    the end unless it was committed. Owns the store's writer."""
+    the end unless it was committed. Owns the store's session; from several threads."""
 
-    def __init__(self, writer: Writer, open_image: Callable[[str], Image]) -> None:
-        self._writer = writer
-        self._open_image = open_image
+    def __init__(self, store: Store, session: WriteSession, name: str, compress: str = "auto") -> None:
+        self._store = store
+        self._session = session
+        self._name = name
+        self._compress, self._level = parse_compression(compress)
+        self._lock = threading.Lock()  # a session is not for several threads at once
+        self._gpu = Amounts()
 
     @property
-    def reference(self) -> str:
-        """The name it will have: NAME@NUMBER."""
-        return self._writer.reference
+    def name(self) -> str:
+        return self._name
 
     @property
-    def number(self) -> int:
-        return self._writer.number
+    def chunk_bytes(self) -> int:
+        """The store's."""
+        return self._store.chunk_bytes
 
     @property
     def directory(self) -> Path:
-        """A local directory of its own. CRIU writes into `directory / "cpu"`, which is there already."""
-        return self._writer.directory
+        """A local directory of its own, gone after commit or abort. CRIU writes into `directory / "cpu"`."""
+        with self._lock:
+            return self._session.work_directory
 
-    def open_data(self, filename: str) -> int:
-        """A new, empty data file (`gpu-<k>.data`), opened for reading and writing. The writer owns the descriptor and
-        closes it at commit or abort."""
-        if not layout.DATA_FILE.fullmatch(filename):
-            raise UsageError(f"{filename!r} is no name of a data file")
-        return self._writer.create_file(filename)
+    def survey_gpu(self, digests: Sequence[bytes], cuts: Sequence[chunks.Cut]) -> tuple[array[int], Amounts]:
+        """Which of these chunks (of the parts' handles, part after part) the store lacks, as ascending positions
+        through all parts, and how many bytes are what. Once an image, before `write_gpu`."""
+        whole = b"".join(digests)
+        cut = chunks.Cut([size for part in cuts for size in part.piece_sizes], self.chunk_bytes)
+        with self._lock:
+            positions = chunks.positions_of(self._session.missing(whole, chunks.pack_column(cut.sizes)))
+        self._gpu = chunks.amounts(whole, cut, positions)
+        return positions, self._gpu
 
-    def commit(self, manifest: Manifest, progress: OnProgress | None = None) -> Image:
-        """Make the image complete, durable and visible, in this order; `name`, `number` and `cpu.files` of the manifest
-        are filled in. NoSpaceError when the disk is full, BadImageError when the manifest contradicts the files: then
-        the writer has been aborted. The caller closes the image."""
-        self._writer.publish(lambda: codec.encode(self._complete(manifest, progress)))
-        return self._open_image(self.reference)
+    def write_gpu(self, table: bytes, sources: Sequence[Arena | int], progress: Progress | None = None) -> None:
+        """Store chunks (image.chunks.chunk_table), each compared with its digest on the way. NoSpaceError aborts."""
+        with self._lock, full_is_told(self._store):
+            before = self._session.stored_bytes
+            self._session.write(table, sources, compress=self._compress, level=self._level, progress=progress)
+            stored = self._gpu.stored + self._session.stored_bytes - before
+            self._gpu = msgspec.structs.replace(self._gpu, stored=stored)
+
+    def commit(self, manifest: Manifest, progress: OnProgress | None = None) -> Committed:
+        """Store CRIU's files, then make the image complete, durable and visible, in this order; `name`, `number`,
+        `cpu.files` and `stats` of the manifest are filled in. NoSpaceError when the store is full, BadImageError when
+        the manifest contradicts itself or the files: then the writer has been aborted."""
+        try:
+            with self._lock, full_is_told(self._store):
+                manifest = self._with_cpu_files(manifest, progress)
+                written = manifest
+
+                def encode(number: int) -> bytes:
+                    nonlocal written
+                    written = msgspec.structs.replace(manifest, name=self._name, number=number)
+                    return codec.encode(written)
+
+                reference = self._session.publish(self._name, encode, digests=chunks.named_by(manifest))
+        except BaseException:
+            self.abort()
+            raise
+        return Committed(reference, layout.place(self._store.url, reference), written)
 
     def abort(self) -> None:
-        """Remove everything written. Does nothing after commit or a first abort."""
-        self._writer.abort()
+        """Drop what no other image needs, as far as it is not durable yet, and the directory. Does nothing after commit
+        or a first abort."""
+        with self._lock:
+            self._session.abort()
 
     def __enter__(self) -> ImageWriter:
         return self
@@ -69,49 +123,77 @@ class ImageWriter:
     ) -> None:
         self.abort()
 
-    def _complete(self, manifest: Manifest, progress: OnProgress | None) -> Manifest:
-        """The manifest with name, number and CPU files filled in, checked against what is in the directory."""
-        manifest = msgspec.structs.replace(manifest, name=self._writer.name, number=self._writer.number)
-        paths = files.list_files(self._writer.dir_fd)
-        in_cpu = [path.removeprefix(f"{layout.CPU}/") for path in paths if path.startswith(f"{layout.CPU}/")]
-        if manifest.cpu is not None:
-            records = self._hash_cpu_files(in_cpu, manifest.chunk_bytes, progress)
-            manifest = msgspec.structs.replace(manifest, cpu=msgspec.structs.replace(manifest.cpu, files=records))
-        else:
-            self._remove_empty_cpu(in_cpu)
-        expected = {file.name for file in manifest.data_files}
-        found = {path for path in paths if not path.startswith(f"{layout.CPU}/")}
-        if expected != found:
-            different = ", ".join(sorted(expected ^ found))
-            raise BadImageError(f"the image's data files are not those of its manifest: {different}")
-        for file in manifest.data_files:
-            size_bytes = os.stat(file.name, dir_fd=self._writer.dir_fd, follow_symlinks=False).st_size
-            if size_bytes != file.size_bytes:
-                raise BadImageError(f"{file.name} has {size_bytes} bytes where its manifest says {file.size_bytes}")
-        return manifest
+    def _with_cpu_files(self, manifest: Manifest, progress: OnProgress | None) -> Manifest:
+        folder = self._session.work_directory / CPU
+        found = list(layout.plain_files(folder)) if folder.is_dir() else []
+        if manifest.cpu is None:
+            if found:
+                raise BadImageError(f"there are files of CRIU ({found[0][0]}, …) and the manifest has no CPU side")
+            return msgspec.structs.replace(manifest, stats=Stats(gpu=self._gpu))
+        records: list[FileRecord] = []
+        amounts = Amounts()
+        # Each byte is read twice, to be hashed and, where it is new, to be stored.
+        with told(progress, sum(size for _, size in found)) as native:
+            for begin in range(0, len(found), FILES_AT_ONCE):
+                written, of_these = self._store_files(folder, found[begin : begin + FILES_AT_ONCE], native)
+                records += written
+                amounts = added(amounts, of_these)
+        cpu = msgspec.structs.replace(manifest.cpu, files=records)
+        return msgspec.structs.replace(manifest, cpu=cpu, stats=Stats(gpu=self._gpu, cpu=amounts))
 
-    def _hash_cpu_files(self, paths: list[str], chunk_bytes: int, progress: OnProgress | None) -> list[FileRecord]:
-        records = []
-        opened = [(path, *layout.open_file(f"{layout.CPU}/{path}", dir_fd=self._writer.dir_fd)) for path in paths]
-        total = sum(status.st_size for _, _, status in opened)
-        done = 0
+    def _store_files(
+        self, folder: Path, files: Sequence[tuple[str, int]], progress: Progress
+    ) -> tuple[list[FileRecord], Amounts]:
+        """Hash these files, store what is new of them."""
+        from woodfrog._native import transfer
 
-        def count(step: int) -> None:
-            nonlocal done
-            done += step
-            if progress is not None:
-                progress(done, total)
-
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptors: list[int] = []
         try:
-            for path, descriptor, status in opened:
-                digests = digest.hash_range(descriptor, 0, status.st_size, chunk_bytes=chunk_bytes, on_bytes=count)
-                records.append(FileRecord(path=path, size_bytes=status.st_size, digests=digests))
+            descriptors.extend(os.open(folder / path, flags) for path, _ in files)
+            pieces = [(fd, 0, size) for fd, (_, size) in zip(descriptors, files, strict=True)]
+            cut = chunks.Cut([size for _, size in files], self.chunk_bytes)
+            digests = transfer.hash_pieces(
+                [piece for piece in pieces if piece[2]], chunk_bytes=self.chunk_bytes, progress=progress
+            )
+            new = chunks.positions_of(self._session.missing(digests, chunks.pack_column(cut.sizes)))
+            table = chunks.chunk_table(
+                chunks.select_digests(digests, new),
+                chunks.select(cut.offsets(), new),
+                chunks.select(cut.sizes, new),
+                chunks.select(cut.pieces(), new),
+            )
+            before = self._session.stored_bytes
+            if new:
+                self._session.write(table, descriptors, compress=self._compress, level=self._level)
         finally:
-            for _, descriptor, _ in opened:
-                os.close(descriptor)
-        return records
+            for fd in descriptors:
+                os.close(fd)
+        amounts = chunks.amounts(digests, cut, new)
+        records = [
+            FileRecord(path=path, size_bytes=size, digests=chunks.digests_of(digests, first, end))
+            for (path, size), first, end in zip(files, cut.first, cut.first[1:], strict=False)
+        ]
+        return records, msgspec.structs.replace(amounts, stored=self._session.stored_bytes - before)
 
-    def _remove_empty_cpu(self, in_cpu: list[str]) -> None:
-        if in_cpu:
-            raise BadImageError(f"there are files in cpu/ ({in_cpu[0]}, …) and the manifest has no CPU side")
-        files.remove_tree(layout.CPU, dir_fd=self._writer.dir_fd)
+
+def full_is_told(store: Store) -> AbstractContextManager[None]:
+    """Within it, a full disk that a system call reports is a NoSpaceError."""
+    return nullcontext() if store.path is None else space.telling_full(store.path)
+
+
+def parse_compression(text: str) -> tuple[str, int]:
+    """(method, level) of `auto`, `none`, `lz4`, `zstd` or `zstd:LEVEL`; level 0 is the method's own. UsageError."""
+    method, colon, level = text.partition(":")
+    if method in COMPRESSIONS and not colon:
+        return method, 0
+    if method == "zstd" and level.isascii() and level.isdigit() and 1 <= int(level) <= MAX_ZSTD_LEVEL:
+        return method, int(level)
+    raise UsageError(
+        f"there is no compression {text!r}", advice=f"auto, none, lz4, zstd, or zstd:1 to zstd:{MAX_ZSTD_LEVEL}"
+    )
+
+
+def added(first: Amounts, second: Amounts) -> Amounts:
+    """The sum of two, field by field."""
+    return Amounts(**{name: getattr(first, name) + getattr(second, name) for name in Amounts.__struct_fields__})

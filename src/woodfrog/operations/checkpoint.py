@@ -1,8 +1,9 @@
 """`checkpoint`: an image of a running target, which then runs on, or (`stop`) ends once the image is durable.
 
-Phases: survey, quiesce, handover, then control and cpu with the drain beside them. Leave-running goes on with return,
-and hashes and writes after the target runs again; stop writes before it commits, and ends the target last.
-Must never end a target without a committed image, and never commit what was not drained whole.
+Phases: survey, prepare, quiesce, handover, then control and cpu with import, hash and drain beside them: only what is
+new to the store crosses the bus. Leave-running goes on with return, and writes after the target runs again; stop writes
+before it commits, and ends the target last. Must never end a target without a committed image, and never commit what
+was not drained whole.
 """
 
 from __future__ import annotations
@@ -11,41 +12,41 @@ import contextlib
 import logging
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from woodfrog.errors import NoSpaceError, NotFoundError, TargetState, UsageError, WoodfrogError
+from woodfrog.errors import NotFoundError, TargetState, UsageError, WoodfrogError
+from woodfrog.operations import history, room
 from woodfrog.operations import manifest as manifests
-from woodfrog.operations import room
-from woodfrog.operations.context import Arenas, Context
+from woodfrog.operations.context import Context
 from woodfrog.operations.data import GpuData
 from woodfrog.operations.dump_folder import dump_folder
 from woodfrog.operations.failure import explain
+from woodfrog.operations.freezing import FreezingOperation
 from woodfrog.operations.frozen import FrozenTarget
-from woodfrog.operations.limits import PhaseLimits
-from woodfrog.operations.phases import Beside, Emit, Phase, Runner, Step
+from woodfrog.operations.history import LastImage
+from woodfrog.operations.increment import Increment, host_can_take
+from woodfrog.operations.phases import Beside, Emit, Phase, Step
+from woodfrog.operations.rings import take_rings
 from woodfrog.operations.space import Space
 from woodfrog.operations.survey import Surveyed, survey
-from woodfrog.store.space import require as require_disk
 from woodfrog.target.process import ProcessTree
 
 if TYPE_CHECKING:
     from woodfrog.cpu.criu import Criu, Dumped
+    from woodfrog.image.manifest import Manifest
+    from woodfrog.image.repository import ImageRepository
     from woodfrog.image.writer import ImageWriter
 
 log = logging.getLogger(__name__)
 
-# The ring that data streams through when the arena cannot hold all of it: enough to keep bus and disk busy at once.
-RING_BYTES = 1 << 30
-SMALLEST_RING_BYTES = 16 << 20
-ALIGNMENT_BYTES = 2 << 20  # of the arena's accounting
 REAP_TIMEOUT_S = 5.0  # of what is our own child; the reaper's thread does it within milliseconds
 
 
 @dataclass(frozen=True)
 class CheckpointRequest:
-    """What was asked for. `store` is a path, or empty for the default one; `name` empty: the target's own."""
+    """What was asked for. `store` is a path or URL, or empty for the default one; `name` empty: the target's own.
+    Without `incremental` all memory crosses the bus and is compared; what is stored is the same."""
 
     root_pid: int
     stop: bool = False
@@ -53,51 +54,52 @@ class CheckpointRequest:
     store: str = ""
     name: str = ""
     timeout_s: float = 30.0
+    compress: str = "auto"
+    incremental: bool = True
 
 
 @dataclass(frozen=True)
 class CheckpointPlan:
-    """What the survey decided; can be printed. `ring`: the arena cannot hold the data, it streams to the disk."""
+    """What the survey decided; can be printed. `arena_bytes` by the target's device ordinal: what the memory that is
+    new is expected to take; `ring`: the arena cannot hold that, it streams to the store."""
 
     surveyed: Surveyed
     request: CheckpointRequest
     name: str
     ring: bool
-    arena_bytes: int
     disk_bytes: int
+    last: LastImage | None = None
+    arena_bytes: dict[int, int] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "target": self.surveyed.to_dict(),
             "image": self.name,
+            "parent": self.last.reference if self.last else None,
             "stop": self.request.stop,
             "cpu": self.request.cpu,
+            "incremental": self.request.incremental,
             "ring": self.ring,
-            "arena_bytes": self.arena_bytes,
+            "arena_bytes": sum(self.arena_bytes.values()),
             "disk_bytes": self.disk_bytes,
         }
 
 
-class Checkpoint:
+class Checkpoint(FreezingOperation):
     """One checkpoint; use once. Everything it holds is released when `run` returns or raises."""
 
     def __init__(self, context: Context, request: CheckpointRequest, emit: Emit | None = None) -> None:
-        self._context = context
+        super().__init__("checkpoint", context, request.timeout_s, emit)
         self._request = request
-        self.runner = Runner("checkpoint", emit)
-        self._limits = PhaseLimits(request.timeout_s)
         self._plan: CheckpointPlan | None = None
         self._criu: Criu | None = None
-        self._frozen: FrozenTarget | None = None
-        self._data: GpuData | None = None
-        self._spaces: dict[int, Space] = {}  # by the target's device ordinal
         self._writer: ImageWriter | None = None
-        self._data_fds: list[int] = []
-        self._digests: list[bytes] = []
+        self._increment: Increment | None = None
         self._dumped: Dumped | None = None
         self._draft: manifests.Draft | None = None
         self._reference = ""
         self._image_path = ""
+        self._manifest: Manifest | None = None
 
     def run(self) -> dict[str, Any]:
         """Do it; the result as `daemon.sock` carries it. Raises a WoodfrogError with the target's state."""
@@ -120,16 +122,17 @@ class Checkpoint:
         quiesce = Phase("quiesce", self._quiesce, self._bring_back, limit_s=limits.quiesce_s)
         handover = Phase("handover", self._handover, limit_s=limits.short_s)
         import_ = Phase("import", self._import, self._release_data, limit_s=limits.short_s)
+        hash_ = Phase("hash", self._hash, limit_s=limits.long_s)
+        drain = Phase("drain", self._drain, limit_s=limits.long_s)
         control = Phase("control", self._control, limit_s=limits.driver_s)
         cpu = [Phase("cpu", self._cpu, self._abort_writer, limit_s=limits.long_s)] if request.cpu else []
-        drain = Phase("drain", self._drain, limit_s=limits.long_s)
         back = Phase("return", self._return, limit_s=limits.driver_s)
         write = Phase("write", self._write, self._abort_writer, limit_s=limits.long_s)
         commit = Phase("commit", self._commit, self._abort_writer, limit_s=limits.long_s, commits=True)
         if request.stop:
             end = Phase("end", self._end, limit_s=limits.long_s)
-            return [*begin, quiesce, handover, Beside([import_, drain, write], [control, *cpu]), commit, end]
-        return [*begin, quiesce, handover, Beside([import_, drain], [control, *cpu]), back, write, commit]
+            return [*begin, quiesce, handover, Beside([import_, hash_, drain, write], [control, *cpu]), commit, end]
+        return [*begin, quiesce, handover, Beside([import_, hash_, drain], [control, *cpu]), back, write, commit]
 
     # ── phases ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -147,42 +150,46 @@ class Checkpoint:
 
     def _make_plan(self, surveyed: Surveyed) -> CheckpointPlan:
         request, context = self._request, self._context
-        needed_disk = surveyed.owned_bytes
+        name = request.name or image_name(surveyed.name)
+        images = self._images
+        last = context.history.last(surveyed, images, name)
+        new_bytes = history.estimate_bytes(surveyed.owned_bytes, last)
+        needed_disk = new_bytes
         control_bytes = surveyed.driver_bytes + room.control_state_bytes(surveyed.simulated)
         if request.cpu:
             needed_disk += surveyed.resident_bytes + control_bytes
-        store = context.store(request.store)
-        require_disk(store.path, needed_disk, "the image")
+        images.require(needed_disk, "the image")
         room.require_host(control_bytes, "the driver's checkpoint of the target", surveyed.pid)
-        to_populate = surveyed.owned_bytes - context.arenas.prepared_bytes
-        ring = surveyed.owned_bytes > context.arenas.free_bytes or not room.host_has(to_populate)
-        return CheckpointPlan(
-            surveyed=surveyed,
-            request=request,
-            name=request.name or image_name(surveyed.name),
-            ring=ring,
-            arena_bytes=RING_BYTES if ring else surveyed.owned_bytes,
-            disk_bytes=needed_disk,
-        )
+        arenas = context.arenas
+        moved_bytes = new_bytes if request.incremental else surveyed.owned_bytes
+        arena_bytes = {
+            device.ordinal: min(device.owned_bytes, whole_chunks(moved_bytes, images.chunk_bytes))
+            for device in surveyed.devices
+            if device.owned_bytes
+        }
+        needed_arena = sum(arena_bytes.values())
+        used_bytes = arenas.size_bytes - arenas.free_bytes
+        ring = needed_arena > arenas.free_bytes or not host_can_take(arenas.prepared_bytes, used_bytes, needed_arena)
+        return CheckpointPlan(surveyed, request, name, ring, needed_disk, last, arena_bytes)
 
     def _prepare(self) -> None:
         """Memory and disk at hand while the target still runs: it shall not wait for either."""
-        context, request, surveyed = self._context, self._request, self._planned.surveyed
-        used = {device.ordinal: device for device in surveyed.devices if device.owned_bytes}
-        if self._planned.ring:
-            sizes = {ordinal: device.owned_bytes for ordinal, device in used.items()}
-            self._spaces = take_rings(context.arenas, sizes, surveyed.user)
+        context, request, plan = self._context, self._request, self._planned
+        surveyed, chunk_bytes = plan.surveyed, self._images.chunk_bytes
+        if plan.ring:
+            self._spaces = take_rings(context.arenas, plan.arena_bytes, surveyed.user, chunk_bytes)
         else:
-            for ordinal, device in used.items():
-                node = context.devices.node_of(device.uuid)
-                self._spaces[ordinal] = Space.take(context.arenas, device.owned_bytes, surveyed.user, node=node)
-        self._writer = context.store(request.store).begin(self._planned.name)
+            for device in surveyed.devices:
+                if size_bytes := plan.arena_bytes.get(device.ordinal, 0):
+                    node = context.devices.node_of(device.uuid)
+                    self._spaces[device.ordinal] = Space.take(
+                        context.arenas, whole_chunks(size_bytes, chunk_bytes), surveyed.user, node=node
+                    )
+        self._writer = self._images.begin(plan.name, compress=request.compress)
         self._frozen = FrozenTarget(context, surveyed.notes("checkpoint", stop=request.stop, store=request.store))
+        self._frozen.notes.image = plan.name
         self._frozen.notes.directory = str(self._writer.directory)
         self._draft = manifests.Draft.of(context, surveyed, self._frozen.notes)
-
-    def _quiesce(self) -> None:
-        self._target.quiesce(self._request.timeout_s)
 
     def _handover(self) -> None:
         target = self._target
@@ -190,30 +197,23 @@ class Checkpoint:
             return
         target.export()
         self._data = GpuData(self._context.devices, target.notes.handles, target.notes.devices)
-        self._fit_spaces(self._data)
+        self._increment = Increment(
+            self._context,
+            self._data,
+            self._writing,
+            self._spaces,
+            target.notes.user,
+            everything=not self._request.incremental,
+        )
         target.release()
         if self._request.cpu:
             target.detach()
 
-    def _import(self) -> None:
-        """Map what was handed over; the target waits for its driver meanwhile, not for this."""
-        if self._data is not None:
-            self._data.import_all(self._target.fds)
-
-    def _fit_spaces(self, data: GpuData) -> None:
-        """The target may have allocated more between the survey and its quiesce."""
-        user = self._target.notes.user
-        for file in data.files:
-            if self._planned.ring:
-                if file.device not in self._spaces:
-                    self._spaces |= take_rings(self._context.arenas, {file.device: file.size_bytes}, user)
-            elif file.device in self._spaces:
-                self._spaces[file.device].extend(file.size_bytes)
-            else:
-                self._spaces[file.device] = Space.take(self._context.arenas, file.size_bytes, user)
-
-    def _control(self) -> None:
-        self._target.checkpoint_driver()
+    def _hash(self) -> None:
+        if self._data is not None and self._increment is not None and self._data.parts:
+            progress = self._data.new_progress()
+            with self.runner.counting("hash", progress):
+                self._increment.hash(progress)
 
     def _cpu(self) -> None:
         assert self._criu is not None
@@ -227,15 +227,10 @@ class Checkpoint:
             )
 
     def _drain(self) -> None:
-        data = self._data
-        if data is None or not data.files:
-            return
-        progress = data.new_progress()
-        with self.runner.counting("drain", progress):
-            if self._planned.ring:
-                self._digests = data.stream(self._context.arenas, self._spaces_of(data), self._open_files(), progress)
-            else:
-                data.drain(self._context.arenas, self._spaces_of(data), progress)
+        if self._data is not None and self._increment is not None and self._data.parts:
+            progress = self._increment.drain()
+            with self.runner.counting("drain", progress):
+                self._increment.move(progress)
 
     def _return(self) -> None:
         self._target.bring_back()
@@ -243,27 +238,30 @@ class Checkpoint:
         self._target.close()
 
     def _write(self) -> None:
-        data = self._data
-        if data is None or not data.files or self._planned.ring:
-            return
-        progress = data.new_progress()
-        with self.runner.counting("write", progress):
-            self._digests = data.write(self._context.arenas, self._spaces_of(data), self._open_files(), progress)
+        if self._data is not None and self._increment is not None and self._data.parts:
+            progress = self._increment.write()
+            with self.runner.counting("write", progress):
+                self._increment.store(progress)
 
     def _commit(self) -> None:
         assert self._draft is not None
         manifest = self._draft.finish(
             self._target,
-            files=self._data.files if self._data else [],
-            digests=self._digests,
+            parts=self._data.parts if self._data else [],
+            digests=self._increment.digests if self._increment else b"",
+            chunk_bytes=self._images.chunk_bytes,
+            parent=self._planned.last.reference if self._planned.last else "",
             dumped=self._dumped,
             criu=self._criu,
             leave_running=not self._request.stop,
             phases=self.runner.times,
         )
-        with self._writing.commit(manifest) as image:
-            self._reference = image.reference
-            self._image_path = str(image.path)
+        committed = self._writing.commit(manifest)
+        self._reference, self._image_path = committed.reference, committed.path
+        self._manifest = committed.manifest
+        notes = self._target.notes
+        last = LastImage(committed.reference, committed.manifest.stats.gpu.new)
+        self._context.history.record(notes.pid, notes.start_ticks, self._images.url, last)
 
     def _end(self) -> None:
         """The image is durable; now the target may go. Safe to repeat."""
@@ -272,34 +270,17 @@ class Checkpoint:
 
     # ── undo and the rest ───────────────────────────────────────────────────────────────────────────────────────
 
-    def _bring_back(self) -> None:
-        self._target.bring_back()
-
-    def _release_data(self) -> None:
-        if self._data is not None:
-            self._data.release()
-
     def _abort_writer(self) -> None:
         if self._writer is not None:
             self._writer.abort()
 
     def _release(self) -> None:
-        self._release_data()
         self._abort_writer()  # does nothing after the commit
-        for space in self._spaces.values():
-            space.free()
-        if self._frozen is not None:
-            self._frozen.close()
+        super()._release()
 
     @property
-    def frozen_target(self) -> FrozenTarget | None:
-        """The target once it was begun with; for the table of those that could not be brought back."""
-        return self._frozen
-
-    @property
-    def _target(self) -> FrozenTarget:
-        assert self._frozen is not None
-        return self._frozen
+    def _images(self) -> ImageRepository:
+        return self._context.store(self._request.store)
 
     @property
     def _planned(self) -> CheckpointPlan:
@@ -310,14 +291,6 @@ class Checkpoint:
     def _writing(self) -> ImageWriter:
         assert self._writer is not None
         return self._writer
-
-    def _spaces_of(self, data: GpuData) -> list[Space]:
-        return [self._spaces[file.device] for file in data.files]
-
-    def _open_files(self) -> list[int]:
-        assert self._data is not None
-        self._data_fds = [self._writing.open_data(file.name) for file in self._data.files]
-        return self._data_fds
 
     def _settle(self, failure: WoodfrogError) -> WoodfrogError:
         if self._frozen is None:
@@ -333,23 +306,35 @@ class Checkpoint:
         return failure
 
     def _result(self) -> dict[str, Any]:
-        notes = self._target.notes
-        gpu_bytes = self._data.size_bytes if self._data else 0
-        cpu_bytes = self._dumped.size_bytes if self._dumped else 0
+        assert self._manifest is not None
+        notes, increment = self._target.notes, self._increment
+        stats = self._manifest.stats
         return {
             "image": self._reference,
             "path": self._image_path,
+            "parent": self._manifest.parent or "",
             "name": notes.name,
             "pid": notes.pid,
             "state": TargetState.GONE if self._request.stop else TargetState.RUNNING,
             "stopped": self._request.stop,
             "phases": dict(self.runner.times),
             "stall_s": self._target.stall_s,
-            "bytes": gpu_bytes + cpu_bytes,
-            "gpu_bytes": gpu_bytes,
-            "cpu_bytes": cpu_bytes,
-            "ring": self._planned.ring,
+            "bytes": self._manifest.gpu_bytes + self._manifest.cpu_bytes,
+            "gpu_bytes": self._manifest.gpu_bytes,
+            "cpu_bytes": self._manifest.cpu_bytes,
+            "gpu_new_bytes": stats.gpu.new,
+            "gpu_zero_bytes": stats.gpu.zero,
+            "cpu_new_bytes": stats.cpu.new,
+            "stored_bytes": stats.gpu.stored + stats.cpu.stored,
+            "chunks": increment.chunk_count if increment else 0,
+            "new_chunks": increment.new_chunk_count if increment else 0,
+            "ring": increment.streamed if increment else False,
         }
+
+
+def whole_chunks(size_bytes: int, chunk_bytes: int) -> int:
+    """`size_bytes` rounded up to whole chunks."""
+    return -(-size_bytes // chunk_bytes) * chunk_bytes
 
 
 def image_name(target_name: str) -> str:
@@ -366,27 +351,3 @@ def end_tree(context: Context, root_pid: int, alive: bool) -> None:
         tree.kill()
         for identity in ours:
             context.reaper.wait(identity, REAP_TIMEOUT_S)
-
-
-def take_rings(arenas: Arenas, sizes_bytes: Mapping[int, int], user: int) -> dict[int, Space]:
-    """Parts of the arena for data of these sizes to stream through, one for each key; NoSpaceError takes nothing.
-
-    Each is contiguous, and none takes what the others need.
-    """
-    rings: dict[int, Space] = {}
-    try:
-        for key, data_bytes in sizes_bytes.items():
-            share = arenas.largest_free_bytes() // (len(sizes_bytes) - len(rings))
-            ring = min(RING_BYTES, data_bytes, share - share % ALIGNMENT_BYTES)
-            if ring < min(SMALLEST_RING_BYTES, data_bytes):
-                raise NoSpaceError(
-                    f"the host arena has {arenas.free_bytes >> 20} MiB free; each of {len(sizes_bytes)} rings needs "
-                    f"{SMALLEST_RING_BYTES >> 20} MiB in one piece",
-                    advice="resume or stop suspended targets, or start the daemon with a larger --arena",
-                )
-            rings[key] = Space.take(arenas, ring, user, contiguous=True)
-    except BaseException:
-        for space in rings.values():
-            space.free()
-        raise
-    return rings

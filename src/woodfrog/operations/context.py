@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from woodfrog.operations.history import History
 from woodfrog.operations.notes import Keeper, Notes
 
 if TYPE_CHECKING:
@@ -76,7 +77,8 @@ class Context:
     arenas: Arenas
     devices: Devices
     reaper: Reaper
-    store: Callable[[str], ImageRepository]  # by path; "" is the default store
+    store: Callable[[str], ImageRepository]  # by path or URL; "" is the default store
     criu: Callable[[], Criu]  # finds CRIU once; RefusedError when there is none
     name_of: Callable[[Identity], str]  # the name that a target without an agent was given, or an empty string
     suspended: dict[tuple[int, int], Notes]  # (pid, start ticks) -> notes of suspended targets
+    history: History  # which image of a target came last

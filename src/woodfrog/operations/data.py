@@ -1,4 +1,4 @@
-"""The GPU data of one target in the daemon's hands: imported or created memory, copies, files.
+"""The GPU data of one target in the daemon's hands: imported or created memory, digests, copies.
 
 Devices work side by side, each on a thread of its own; the bytes move in woodfrog._native.transfer and none of them
 ever passes through a Python object. Memory that is imported or created here must be released here (`release`).
@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import os
 import threading
+from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import TYPE_CHECKING, Any
 
-from woodfrog.image.manifest import DEFAULT_CHUNK_BYTES, DIGEST_BYTES
+from woodfrog.image.chunks import Cut, pack_column
+from woodfrog.image.manifest import DIGEST_BYTES
 from woodfrog.operations.context import Arenas, Devices
 from woodfrog.operations.notes import HandleNote
 from woodfrog.operations.space import Space
@@ -23,7 +26,7 @@ if TYPE_CHECKING:
 
 # Bytes of one copy between HBM and the arena: large enough for the bus, small enough to be cancelled at once.
 COPY_BYTES = 64 << 20
-CHUNK_BYTES = DEFAULT_CHUNK_BYTES  # of digests; divides the granularity of device memory
+LOCATION_BYTES = 32  # of one chunk, as the store's reader packs them for the native calls
 
 
 class JointProgress:
@@ -46,33 +49,26 @@ class JointProgress:
 
 
 @dataclass(frozen=True)
-class DeviceFile:
-    """The part of a target's handles that lies on one device, in the order in which its data file holds them."""
+class DevicePart:
+    """The target's handles on one device, in the order in which an image lists them."""
 
-    file: int  # number of this file among the image's data files
+    number: int  # of this part among the parts
     device: int  # the target's ordinal
     device_index: int  # of the device among the image's devices
     indices: tuple[int, ...]  # into the handles
-    offsets: tuple[int, ...]  # in the data file
+    sizes: tuple[int, ...]  # of these handles
     size_bytes: int
 
-    @property
-    def name(self) -> str:
-        return f"gpu-{self.device_index}.data"
 
-
-def plan_files(handles: Sequence[HandleNote], ordinals: Sequence[int]) -> list[DeviceFile]:
-    """One data file for each device that has handles, handles in their given order. `ordinals`: the image's devices."""
+def plan_parts(handles: Sequence[HandleNote], ordinals: Sequence[int]) -> list[DevicePart]:
+    """One part for each device that has handles, handles in their given order. `ordinals`: the image's devices."""
     index_of = {ordinal: index for index, ordinal in enumerate(sorted(ordinals))}
-    files = []
+    parts = []
     for number, device in enumerate(sorted({handle.device for handle in handles})):
         indices = tuple(index for index, handle in enumerate(handles) if handle.device == device)
-        offsets, size = [], 0
-        for index in indices:
-            offsets.append(size)
-            size += handles[index].size
-        files.append(DeviceFile(number, device, index_of[device], indices, tuple(offsets), size))
-    return files
+        sizes = tuple(handles[index].size for index in indices)
+        parts.append(DevicePart(number, device, index_of[device], indices, sizes, sum(sizes)))
+    return parts
 
 
 class GpuData:
@@ -80,14 +76,18 @@ class GpuData:
 
     def __init__(self, devices: Devices, handles: Sequence[HandleNote], uuids: dict[int, str]) -> None:
         self.handles = list(handles)
-        self.files = plan_files(handles, list(uuids))
+        self.parts = plan_parts(handles, list(uuids))
         self._devices = devices
         self._uuids = uuids
         self._memories: list[Memory] = []
 
     @property
     def size_bytes(self) -> int:
-        return sum(file.size_bytes for file in self.files)
+        return sum(part.size_bytes for part in self.parts)
+
+    def cuts(self, chunk_bytes: int) -> list[Cut]:
+        """Each part's handles cut into chunks."""
+        return [Cut(part.sizes, chunk_bytes) for part in self.parts]
 
     def import_all(self, fds: Sequence[int]) -> None:
         """Map what the target exported; the caller keeps the descriptors."""
@@ -105,9 +105,9 @@ class GpuData:
         """All memories of a device in one call, which is much cheaper than one each. All or none."""
         made: dict[int, Memory] = {}
         try:
-            for file in self.files:
-                device = self._devices.by_uuid(self._uuids[file.device])
-                made.update(zip(file.indices, make(device, file.indices), strict=True))
+            for part in self.parts:
+                device = self._devices.by_uuid(self._uuids[part.device])
+                made.update(zip(part.indices, make(device, part.indices), strict=True))
         except BaseException:
             for memory in made.values():
                 memory.release()
@@ -130,8 +130,10 @@ class GpuData:
         for memory in memories:
             memory.release()
 
+    # ── whole memory: suspend and resume ────────────────────────────────────────────────────────────────────────
+
     def drain(self, arenas: Arenas, spaces: Sequence[Space], progress: JointProgress) -> None:
-        """HBM → arena; space k receives what data file k would hold, in the same order."""
+        """HBM → arena; space k receives the memory of part k, handles back to back."""
         from woodfrog._native import transfer
 
         self._copy(transfer.drain, arenas, spaces, progress)
@@ -145,141 +147,121 @@ class GpuData:
     def _copy(
         self, copy: Callable[..., None], arenas: Arenas, spaces: Sequence[Space], progress: JointProgress
     ) -> None:
-        def one_device(file: DeviceFile, mine: Progress) -> None:
+        def one_device(part: DevicePart, mine: Progress) -> None:
             rows: dict[int, list[tuple[Memory, int, int, int]]] = {}
-            for index, offset in zip(file.indices, file.offsets, strict=True):
+            offsets = accumulate(part.sizes, initial=0)
+            for index, offset, size_bytes in zip(part.indices, offsets, part.sizes, strict=False):
                 done = 0
-                for node, arena_offset, size in spaces[file.file].pieces(offset, self.handles[index].size):
+                for node, arena_offset, size in spaces[part.number].pieces(offset, size_bytes):
                     rows.setdefault(node, []).append((self._memories[index], done, arena_offset, size))
                     done += size
             for node, extents in rows.items():
                 copy(extents, arenas.arena(node), chunk_bytes=COPY_BYTES, progress=mine)
 
-        self._each_device(one_device, progress)
+        self.each_device(one_device, progress)
 
-    def write(
-        self, arenas: Arenas, spaces: Sequence[Space], fds: Sequence[int], progress: JointProgress
-    ) -> list[bytes]:
-        """Arena → data files; the digests of each file's chunks."""
+    # ── chunks: checkpoint and restore ──────────────────────────────────────────────────────────────────────────
+
+    def hash(self, chunk_bytes: int, progress: JointProgress) -> list[bytes]:
+        """What lies in HBM now: the digests of each part's chunks, computed where the memory is."""
         from woodfrog._native import transfer
 
-        def one_device(file: DeviceFile, mine: Progress) -> bytes:
-            digests = []
-            position = 0
-            # Extents are whole huge pages, so no chunk lies across two of them.
-            pieces = spaces[file.file].pieces(0, file.size_bytes)
-            for node, group in groupby(pieces, key=lambda piece: piece[0]):
-                ranges = [(offset, size) for _, offset, size in group]
-                digests.append(
-                    transfer.write_arena(
-                        arenas.arena(node),
-                        ranges,
-                        fds[file.file],
-                        position,
-                        chunk_bytes=CHUNK_BYTES,
-                        threads=copy_threads(),
-                        progress=mine,
-                    )
-                )
-                position += sum(size for _, size in ranges)
-            return b"".join(digests)
+        def one_device(part: DevicePart, mine: Progress) -> bytes:
+            return transfer.hash_device(self._pieces(part), chunk_bytes=chunk_bytes, progress=mine)
 
-        return self._each_device(one_device, progress)
+        digests: list[bytes] = self.each_device(one_device, progress)
+        return digests
 
-    def read(
+    def drain_chunks(
+        self,
+        part: DevicePart,
+        positions: Sequence[int],
+        arenas: Arenas,
+        space: Space,
+        first_slot: int,
+        chunk_bytes: int,
+        progress: Progress,
+    ) -> None:
+        """HBM → arena: these chunks of one part (ascending) into the slots of `space` from `first_slot` on."""
+        from woodfrog._native import transfer
+
+        done = 0
+        runs = space.slot_runs(first_slot, len(positions), chunk_bytes)
+        for node, group in groupby(runs, key=lambda run: run[0]):
+            ranges = [(offset, count * chunk_bytes) for _, offset, count in group]
+            count = sum(size for _, size in ranges) // chunk_bytes
+            transfer.drain_chunks(
+                self._pieces(part),
+                pack_column(positions[done : done + count]),
+                arenas.arena(node),
+                ranges,
+                chunk_bytes=chunk_bytes,
+                progress=progress,
+            )
+            done += count
+
+    def refill_from_packs(
         self,
         arenas: Arenas,
         rings: Sequence[Space],
-        fds: Sequence[int],
-        digests: Sequence[bytes],
+        digests: bytes,
+        locations: bytes,
+        packs: dict[int, int],
+        chunk_bytes: int,
         progress: JointProgress,
     ) -> None:
-        """Data files → HBM through ring k for file k, each chunk checked against its digest on the way."""
+        """Packs → HBM through ring k for part k, each chunk checked against its digest on the way. `digests` and
+        `locations` are of all parts' chunks, part after part."""
         from woodfrog._native import transfer
 
-        def one_device(file: DeviceFile, mine: Progress) -> None:
-            (part,) = rings[file.file].extents
-            transfer.refill_from_file(
-                self._pieces(file),
-                fds[file.file],
-                0,
-                arenas.arena(part.node),
-                part.offset,
-                part.size,
-                chunk_bytes=CHUNK_BYTES,
-                digests=digests[file.file],
+        ends = list(accumulate(len(cut) for cut in self.cuts(chunk_bytes)))
+
+        def one_device(part: DevicePart, mine: Progress) -> None:
+            (ring,) = rings[part.number].extents
+            first, end = (ends[part.number - 1] if part.number else 0), ends[part.number]
+            transfer.refill_from_packs(
+                self._pieces(part),
+                digests[first * DIGEST_BYTES : end * DIGEST_BYTES],
+                locations[first * LOCATION_BYTES : end * LOCATION_BYTES],
+                packs,
+                arenas.arena(ring.node),
+                ring.offset,
+                ring.size,
+                chunk_bytes=chunk_bytes,
                 threads=copy_threads(),
                 progress=mine,
             )
 
-        self._each_device(one_device, progress)
+        self.each_device(one_device, progress)
 
-    def stream(
-        self, arenas: Arenas, rings: Sequence[Space], fds: Sequence[int], progress: JointProgress
-    ) -> list[bytes]:
-        """HBM → data files through ring k for file k; the digests of each file's chunks."""
-        from woodfrog._native import transfer
-
-        def one_device(file: DeviceFile, mine: Progress) -> bytes:
-            (part,) = rings[file.file].extents
-            return transfer.drain_to_file(
-                self._pieces(file),
-                fds[file.file],
-                0,
-                arenas.arena(part.node),
-                part.offset,
-                part.size,
-                chunk_bytes=CHUNK_BYTES,
-                threads=copy_threads(),
-                progress=mine,
-            )
-
-        return self._each_device(one_device, progress)
-
-    def digests(self, arenas: Arenas, rings: Sequence[Space], progress: JointProgress) -> list[bytes]:
-        """What lies in HBM now, hashed: the digests of each file's chunks."""
-        from woodfrog._native import transfer
-
-        def one_device(file: DeviceFile, mine: Progress) -> bytes:
-            (part,) = rings[file.file].extents
-            return transfer.hash_memory(
-                self._pieces(file),
-                arenas.arena(part.node),
-                part.offset,
-                part.size,
-                chunk_bytes=CHUNK_BYTES,
-                threads=copy_threads(),
-                progress=mine,
-            )
-
-        return self._each_device(one_device, progress)
+    # ── shared ──────────────────────────────────────────────────────────────────────────────────────────────────
 
     def new_progress(self) -> JointProgress:
         """One Progress for each device, for the next copy."""
         from woodfrog._native import transfer
 
-        return JointProgress([transfer.Progress() for _ in self.files])
+        return JointProgress([transfer.Progress() for _ in self.parts])
 
-    def _pieces(self, file: DeviceFile) -> list[tuple[Memory, int, int]]:
-        return [(self._memories[index], 0, self.handles[index].size) for index in file.indices]
+    def _pieces(self, part: DevicePart) -> list[tuple[Memory, int, int]]:
+        return [(self._memories[index], 0, self.handles[index].size) for index in part.indices]
 
-    def _each_device(self, work: Callable[[DeviceFile, Progress], Any], progress: JointProgress) -> list[Any]:
+    def each_device(self, work: Callable[[DevicePart, Progress], Any], progress: JointProgress) -> list[Any]:
         """`work` for each device at once; when one fails the others are cancelled, joined, and its failure raised."""
-        if len(self.files) == 1:
-            return [work(self.files[0], progress.parts[0])]
-        results: list[Any] = [None] * len(self.files)
+        if len(self.parts) == 1:
+            return [work(self.parts[0], progress.parts[0])]
+        results: list[Any] = [None] * len(self.parts)
         failures: list[Exception] = []
 
         def run(number: int) -> None:
             try:
-                results[number] = work(self.files[number], progress.parts[number])
+                results[number] = work(self.parts[number], progress.parts[number])
             except Exception as failure:  # noqa: BLE001 - handed to the caller below
                 failures.append(failure)
                 progress.cancel()
 
         threads = [
             threading.Thread(target=run, args=(number,), name=f"device-{number}", daemon=True)
-            for number in range(len(self.files))
+            for number in range(len(self.parts))
         ]
         for thread in threads:
             thread.start()
@@ -290,14 +272,22 @@ class GpuData:
         return results
 
 
+def split_positions(positions: array[int], cuts: Sequence[Cut]) -> list[array[int]]:
+    """Ascending positions through all parts as ascending positions within each part."""
+    split = []
+    begin = at = 0
+    for cut in cuts:
+        end = bisect_left(positions, begin + len(cut), at)
+        mine = positions[at:end]
+        split.append(mine if begin == 0 else array("I", [position - begin for position in mine]))
+        at = end
+        begin += len(cut)
+    return split
+
+
 def copy_threads() -> int:
     """Threads that hash and write for one device: half of the processors, the target's own work goes on beside."""
     return max(1, min(8, (os.cpu_count() or 2) // 2))
-
-
-def chunk_digests(digests: bytes) -> int:
-    """The number of chunks that these digests are of."""
-    return len(digests) // DIGEST_BYTES
 
 
 def close_all(fds: Sequence[int]) -> None:

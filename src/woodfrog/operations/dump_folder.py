@@ -42,7 +42,8 @@ def dump_folder(runtime_directory: Path, notes: Notes) -> Iterator[Path]:
 
 
 def remove_abandoned(runtime_directory: Path) -> None:
-    """Remove the folders of dumps whose daemon died in them; none is under way when this is called."""
-    for folder in runtime_directory.glob("checkpoint-*-*"):
-        if all(still_running(work) is None for work in folder.glob("criu-*")):
-            shutil.rmtree(folder, ignore_errors=True)
+    """Remove the folders of dumps and restores whose daemon died in them; none is under way when this is called."""
+    for pattern in ("checkpoint-*-*", "restore-*-*"):
+        for folder in runtime_directory.glob(pattern):
+            if all(still_running(work) is None for work in folder.glob("criu-*")):
+                shutil.rmtree(folder, ignore_errors=True)

@@ -16,6 +16,7 @@ CHECKPOINT = (
     "import",
     "control",
     "cpu",
+    "hash",
     "drain",
     "return",
     "write",

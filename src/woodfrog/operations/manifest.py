@@ -14,7 +14,7 @@ from woodfrog.driver import devices as driver_devices
 from woodfrog.errors import BadImageError
 from woodfrog.image import manifest as m
 from woodfrog.operations.context import Context
-from woodfrog.operations.data import CHUNK_BYTES, DeviceFile
+from woodfrog.operations.data import DevicePart
 from woodfrog.operations.frozen import FrozenTarget
 from woodfrog.operations.notes import Notes
 from woodfrog.operations.survey import Surveyed
@@ -54,23 +54,23 @@ class Draft:
         self,
         target: FrozenTarget,
         *,
-        files: Sequence[DeviceFile],
-        digests: Sequence[bytes],
+        parts: Sequence[DevicePart],
+        digests: bytes,
+        chunk_bytes: int,
+        parent: str,
         dumped: Dumped | None,
         criu: Criu | None,
         leave_running: bool,
         phases: dict[str, float],
     ) -> m.Manifest:
-        """The manifest; name, number and CPU files are the writer's to fill in."""
+        """The manifest; name, number, CPU files and amounts are the writer's to fill in. `digests`: of all parts."""
         notes = target.notes
         index_of = {ordinal: index for index, ordinal in enumerate(sorted(notes.devices))}
-        handles: list[m.Handle] = [m.Handle(0, 0, 0, 0, 0, 0)] * len(notes.handles)
-        for file in files:
-            for index, offset in zip(file.indices, file.offsets, strict=True):
-                handle = notes.handles[index]
-                handles[index] = m.Handle(
-                    handle.handle, file.device_index, handle.size, kind_number(handle.kind), file.file, offset
-                )
+        handles = [
+            m.Handle(handle.handle, part.device_index, handle.size, kind_number(handle.kind))
+            for part in parts
+            for handle in (notes.handles[index] for index in part.indices)
+        ]
         return m.Manifest(
             kind="managed" if notes.managed else "driver-only",
             created_unix_s=time.time(),
@@ -84,17 +84,10 @@ class Draft:
             host=host(),
             processes=[_process(process) for process in self.surveyed.processes],
             environment=self.environment,
-            chunk_bytes=CHUNK_BYTES,
-            data_files=[
-                m.DataFile(
-                    name=file.name,
-                    device=file.device_index,
-                    size_bytes=file.size_bytes,
-                    digests=digests[file.file],
-                )
-                for file in files
-            ],
+            parent=parent or None,
+            chunk_bytes=chunk_bytes,
             handles=handles,
+            digests=digests,
             allocations=m.Allocations.from_rows(
                 (
                     mapping.address,

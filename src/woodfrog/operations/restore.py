@@ -1,8 +1,8 @@
 """`restore`: a new process from an image, on the same GPU or another.
 
 The data goes straight to HBM beside CRIU's and the driver's restore; the restored target then maps ready memory. Until
-it runs, everything can be taken back by ending it: the image stays. Must never start CRIU before it is known that the
-process numbers are free and that the GPU has room.
+it runs, everything can be taken back by ending it: the image stays. Must never start CRIU before it is known that every
+chunk is in the store, that the process numbers are free and that the GPU has room.
 """
 
 from __future__ import annotations
@@ -18,18 +18,22 @@ from typing import TYPE_CHECKING, Any
 
 from woodfrog.cpu import criu as criu_module
 from woodfrog.cpu import images as criu_images
+from woodfrog.cpu.options import RESTORE_LOG
 from woodfrog.errors import BadImageError, RefusedError, TargetState, WoodfrogError
 from woodfrog.image import compatibility
 from woodfrog.image.image import Image
 from woodfrog.operations import machine, room
-from woodfrog.operations.checkpoint import end_tree, take_rings
+from woodfrog.operations.checkpoint import end_tree
 from woodfrog.operations.context import Context
-from woodfrog.operations.data import GpuData
+from woodfrog.operations.cpu_folder import CpuFolder
+from woodfrog.operations.data import GpuData, JointProgress
 from woodfrog.operations.frozen import FrozenTarget
+from woodfrog.operations.history import LastImage
 from woodfrog.operations.limits import PhaseLimits
 from woodfrog.operations.manifest import SHELL_JOB, kind_name
 from woodfrog.operations.notes import HandleNote, Notes, Record, boot_ticks, restore_key
 from woodfrog.operations.phases import Beside, Emit, Phase, Runner, Step
+from woodfrog.operations.rings import take_rings
 from woodfrog.operations.space import Space
 from woodfrog.target import limits as target_limits
 from woodfrog.target import procfs
@@ -37,11 +41,14 @@ from woodfrog.target import procfs
 if TYPE_CHECKING:
     from woodfrog.cpu.criu import Criu
     from woodfrog.image.manifest import Manifest
+    from woodfrog.image.repository import ImageRepository
+    from woodfrog.store.entries import Located
 
 log = logging.getLogger(__name__)
 
 # How long whoever started a target may take to notice that it ended: a container's init may look only once a second.
 REAP_TIMEOUT_S = 5.0
+KEPT_LOG = "criu-restore.log"
 
 
 @dataclass(frozen=True)
@@ -92,7 +99,8 @@ class Restore:
         self._frozen: FrozenTarget | None = None
         self._data: GpuData | None = None
         self._rings: list[Space] = []
-        self._fds: list[int] = []
+        self._located: Located | None = None
+        self._cpu_folder: CpuFolder | None = None
         self._work: Path | None = None
         self._restored = False  # the tree is there
 
@@ -127,16 +135,17 @@ class Restore:
     def _survey(self) -> None:
         context, request = self._context, self._request
         self._criu = context.criu()
-        self._image = image = context.store(request.store).open(request.image)
+        self._image = image = self._images.open(request.image)
         manifest = image.manifest
         findings = compatibility.judge(manifest, machine.facts(context, self._criu), request.gpu_map)
         compatibility.require(findings, image.reference)
         self._refuse_other_runtime_directory(manifest)
         chosen = compatibility.map_gpus(manifest, machine.gpus(context), request.gpu_map)
         pairs = [(old, gpu.uuid) for old, gpu in chosen.items() if gpu is not None]
-        tasks = criu_images.tasks(image.cpu_directory)
-        await_reaping([task.pid for task in tasks])
-        criu_module.refuse_taken_numbers(tasks)
+        # Before anything is fetched: the commonest obstacle is the original, still alive. Threads are looked at later.
+        pids = [process.pid for process in manifest.processes]
+        await_reaping(pids)
+        criu_module.refuse_taken_numbers([criu_images.Task(pid, 0, 0, 0, ()) for pid in pids])
         self._plan = RestorePlan(
             image=image.reference,
             pid=manifest.gpu_pid,
@@ -151,12 +160,23 @@ class Restore:
         self._require_room(manifest)
 
     def _prepare(self) -> None:
-        """A ring for each data file to stream through."""
+        """Every chunk found (and fetched, from a remote store), the CPU side on a disk, a ring for each device."""
+        from woodfrog._native import transfer
+
         assert self._data is not None
         assert self._notes is not None
-        sizes = {file.file: file.size_bytes for file in self._data.files}
-        rings = take_rings(self._context.arenas, sizes, self._notes.user)
-        self._rings = [rings[file.file] for file in self._data.files]
+        image, data, notes = self._opened, self._data, self._notes
+        fetching, extracting = transfer.Progress(), transfer.Progress()
+        with self.runner.counting("prepare", JointProgress([fetching, extracting])):
+            self._located = image.locate_gpu(fetching)
+            self._work = Path(notes.directory)
+            self._work.mkdir(mode=0o700, exist_ok=True)
+            self._cpu_folder = CpuFolder.make(self._work, self._images.store, image.manifest.cpu_bytes)
+            image.extract_cpu(self._cpu_folder.path, progress=extracting)
+        criu_module.refuse_taken_numbers(criu_images.tasks(self._cpu_folder.path))
+        sizes = {part.number: part.size_bytes for part in data.parts}
+        rings = take_rings(self._context.arenas, sizes, notes.user, image.manifest.chunk_bytes)
+        self._rings = [rings[part.number] for part in data.parts]
 
     def _refuse_other_runtime_directory(self, manifest: Manifest) -> None:
         """A restored agent looks for the daemon where it was told to when it was started."""
@@ -182,7 +202,7 @@ class Restore:
             user=manifest.environment.uid,
             store=self._request.store,
             directory=str(directory),
-            image=self._image.reference if self._image else "",
+            image=self._opened.reference,
             begun_ticks=boot_ticks(),
             tree=[process.pid for process in manifest.processes],
             commands=[" ".join(process.command_line) for process in manifest.processes],
@@ -203,8 +223,8 @@ class Restore:
         room.require_host(manifest.cpu_bytes, "the restored process", manifest.gpu_pid)
         simulated = manifest.driver.simulated
         needed = {uuid: room.gpu_control_state_bytes(simulated) for uuid in self._plan.gpu_map.values()}
-        for file in self._data.files:
-            needed[self._notes.devices[file.device]] += file.size_bytes
+        for part in self._data.parts:
+            needed[self._notes.devices[part.device]] += part.size_bytes
         for uuid, size in needed.items():
             room.require_gpu(self._context.devices.by_uuid(uuid), size, "the restored target")
 
@@ -214,31 +234,42 @@ class Restore:
 
     def _refill(self) -> None:
         assert self._data is not None
-        assert self._image is not None
-        data, image = self._data, self._image
-        if data.files:
-            self._fds = [image.open_data(file.name) for file in data.files]
-            progress = data.new_progress()
-            with self.runner.counting("refill", progress):
-                data.read(self._context.arenas, self._rings, self._fds, self._stored_digests(), progress)
+        data, manifest = self._data, self._opened.manifest
+        if not data.parts:
+            return
+        assert self._located is not None
+        progress = data.new_progress()
+        with self.runner.counting("refill", progress):
+            data.refill_from_packs(
+                self._context.arenas,
+                self._rings,
+                manifest.digests,
+                self._located.locations,
+                self._located.packs,
+                manifest.chunk_bytes,
+                progress,
+            )
 
     def _cpu(self) -> None:
         assert self._criu is not None
-        assert self._image is not None
         assert self._notes is not None
+        assert self._work is not None
+        assert self._cpu_folder is not None
         notes = self._notes
         self._record = Record(self._context.keeper, restore_key(notes.pid, notes.operation_id))
         self._record.keep(notes, [])
-        self._work = Path(notes.directory)
-        self._work.mkdir(mode=0o700, exist_ok=True)
-        manifest = self._image.manifest
+        manifest = self._opened.manifest
         assert manifest.cpu is not None
-        self._criu.restore(
-            self._image.cpu_directory,
-            log_directory=self._work,
-            timeout_s=self._limits.long_s,
-            shell_job=SHELL_JOB in manifest.cpu.options,
-        )
+        try:
+            self._criu.restore(
+                self._cpu_folder.path,
+                log_directory=self._work,
+                timeout_s=self._limits.long_s,
+                shell_job=SHELL_JOB in manifest.cpu.options,
+            )
+        except WoodfrogError as failure:
+            self._keep_log(failure)
+            raise
         self._restored = True
         self._context.reaper.adopt(notes.tree)
         stat = procfs.stat(notes.pid)
@@ -260,13 +291,13 @@ class Restore:
     def _verify(self) -> None:
         """What the target is about to run on, hashed again in HBM and compared with the manifest."""
         assert self._data is not None
-        data = self._data
-        if not data.files:
+        data, manifest = self._data, self._opened.manifest
+        if not data.parts:
             return
         progress = data.new_progress()
         with self.runner.counting("verify", progress):
-            found = data.digests(self._context.arenas, self._rings, progress)
-        if found != self._stored_digests():
+            found = data.hash(manifest.chunk_bytes, progress)
+        if b"".join(found) != manifest.digests:
             raise BadImageError(
                 "what arrived in GPU memory is not what the image holds",
                 advice="`woodfrog verify` the image; if it is whole, this machine's memory or bus is at fault",
@@ -274,6 +305,9 @@ class Restore:
 
     def _commit(self) -> None:
         self._target.return_and_resume()
+        notes, manifest = self._target.notes, self._opened.manifest
+        last = LastImage(self._opened.reference, manifest.stats.gpu.new)
+        self._context.history.record(notes.pid, notes.start_ticks, self._images.url, last)
 
     # ── undo and the rest ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -288,12 +322,6 @@ class Restore:
         if self._data is not None:
             self._data.release()
 
-    def _stored_digests(self) -> list[bytes]:
-        assert self._data is not None
-        assert self._image is not None
-        by_name = {file.name: file.digests for file in self._image.manifest.data_files}
-        return [by_name[file.name] for file in self._data.files]
-
     def _settle(self, failure: WoodfrogError) -> WoodfrogError:
         if self._notes is not None:
             failure.pid = failure.pid or self._notes.pid
@@ -307,9 +335,6 @@ class Restore:
 
     def _release(self) -> None:
         self._release_data()
-        for fd in self._fds:
-            os.close(fd)
-        self._fds = []
         for ring in self._rings:
             ring.free()
         if self._frozen is not None:
@@ -318,15 +343,32 @@ class Restore:
             self._image.close()
         if self._record is not None and (self.runner.committed or not self.runner.undo_failures):
             self._record.drop()
+        self._keep_log(None)
+        if self._cpu_folder is not None:
+            self._cpu_folder.remove()
         if self._work is not None:
-            self._keep_log(self._work)
+            shutil.rmtree(self._work, ignore_errors=True)
 
-    def _keep_log(self, work: Path) -> None:
-        """CRIU's log of the last restore stays in the runtime directory, for `woodfrog doctor` and people."""
-        source = work / "restore.log"
+    def _keep_log(self, failure: WoodfrogError | None) -> None:
+        """CRIU's log of the last restore stays in the runtime directory, for `woodfrog doctor` and people; an error of
+        that restore names it there."""
+        if self._work is None:
+            return
+        source = self._work / RESTORE_LOG
         if source.exists():
-            source.replace(self._context.runtime_directory / "criu-restore.log")
-        shutil.rmtree(work, ignore_errors=True)
+            kept = source.replace(self._context.runtime_directory / KEPT_LOG)
+            if failure is not None:
+                failure.advice = failure.advice.replace(str(source), str(kept))
+                failure.details["log"] = str(kept)
+
+    @property
+    def _images(self) -> ImageRepository:
+        return self._context.store(self._request.store)
+
+    @property
+    def _opened(self) -> Image:
+        assert self._image is not None
+        return self._image
 
     @property
     def frozen_target(self) -> FrozenTarget | None:

@@ -117,10 +117,10 @@ class Resume:
 
     def _refill(self) -> None:
         data, target = self._data, self._target
-        if data.files:
+        if data.parts:
             progress = data.new_progress()
             with self.runner.counting("refill", progress):
-                data.refill(self._context.arenas, [self._spaces[file.device] for file in data.files], progress)
+                data.refill(self._context.arenas, [self._spaces[part.device] for part in data.parts], progress)
         # Only now: what the record holds must be whole, for a daemon that finds it.
         target.record.keep(target.notes, target.fds)
 

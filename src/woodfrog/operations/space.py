@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 
 from woodfrog.operations.context import Arenas, ExtentLike
 
+ALIGNMENT_BYTES = 2 << 20  # of every extent: a huge page, and the granularity of device memory
+
 
 class Space:
     """Extents of the arenas, owned until `free`. Linear offsets run through them in their order."""
@@ -40,6 +42,33 @@ class Space:
             more = self._arenas.allocate(missing)
             self.extents.extend(more)
             self._arenas.prepare(more, self.user)
+
+    def slots(self, chunk_bytes: int) -> int:
+        """How many chunks fit, none across two extents."""
+        return sum(extent.size // chunk_bytes for extent in self.extents)
+
+    def extend_slots(self, count: int, chunk_bytes: int) -> None:
+        """Make room for at least `count` chunks. NoSpaceError takes nothing more."""
+        missing = (count - self.slots(chunk_bytes)) * chunk_bytes
+        if missing > 0:
+            # In several extents chunks larger than the arena's alignment would lose what is left over at their ends.
+            more = self._arenas.allocate(missing, contiguous=chunk_bytes > ALIGNMENT_BYTES)
+            self.extents.extend(more)
+            self._arenas.prepare(more, self.user)
+
+    def slot_runs(self, first: int, count: int, chunk_bytes: int) -> list[tuple[int, int, int]]:
+        """Slots first … first+count-1 as (NUMA node, offset in its arena, number of slots back to back), in order."""
+        runs = []
+        begin = 0
+        for extent in self.extents:
+            end = begin + extent.size // chunk_bytes
+            low, high = max(first, begin), min(first + count, end)
+            if low < high:
+                runs.append((extent.node, extent.offset + (low - begin) * chunk_bytes, high - low))
+            begin = end
+        if first + count > begin:
+            raise ValueError(f"slots up to {first + count} in a space of {begin}")
+        return runs
 
     def pieces(self, begin: int, size_bytes: int) -> Iterator[tuple[int, int, int]]:
         """[begin, begin+size) of the linear run as (NUMA node, offset in its arena, size), in order."""

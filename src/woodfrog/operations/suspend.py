@@ -15,10 +15,10 @@ from woodfrog.operations import room
 from woodfrog.operations.context import Context
 from woodfrog.operations.data import GpuData
 from woodfrog.operations.failure import explain
+from woodfrog.operations.freezing import FreezingOperation
 from woodfrog.operations.frozen import FrozenTarget
-from woodfrog.operations.limits import PhaseLimits
 from woodfrog.operations.notes import ExtentNote, Record, suspend_key
-from woodfrog.operations.phases import Beside, Emit, Phase, Runner, Step
+from woodfrog.operations.phases import Beside, Emit, Phase, Step
 from woodfrog.operations.space import Space
 from woodfrog.operations.survey import Surveyed, survey
 
@@ -44,17 +44,12 @@ class SuspendPlan:
         return {"target": self.surveyed.to_dict(), "arena_bytes": self.arena_bytes}
 
 
-class Suspend:
+class Suspend(FreezingOperation):
     """One suspend; use once."""
 
     def __init__(self, context: Context, request: SuspendRequest, emit: Emit | None = None) -> None:
-        self._context = context
+        super().__init__("suspend", context, request.timeout_s, emit)
         self._request = request
-        self.runner = Runner("suspend", emit)
-        self._limits = PhaseLimits(request.timeout_s)
-        self._frozen: FrozenTarget | None = None
-        self._data: GpuData | None = None
-        self._spaces: dict[int, Space] = {}
         self._record: Record | None = None
         self._plan: SuspendPlan | None = None
 
@@ -106,37 +101,26 @@ class Suspend:
 
         self._frozen = FrozenTarget(self._context, surveyed.notes("suspend"))
 
-    def _quiesce(self) -> None:
-        self._target.quiesce(self._request.timeout_s)
-
     def _handover(self) -> None:
         target = self._target
         if not target.notes.managed:
             return
         target.export()
         self._data = GpuData(self._context.devices, target.notes.handles, target.notes.devices)
-        for file in self._data.files:
-            if file.device not in self._spaces:
-                self._spaces[file.device] = Space.take(self._context.arenas, file.size_bytes, target.notes.user)
-            self._spaces[file.device].extend(file.size_bytes)
+        for part in self._data.parts:
+            if part.device not in self._spaces:
+                self._spaces[part.device] = Space.take(self._context.arenas, part.size_bytes, target.notes.user)
+            self._spaces[part.device].extend(part.size_bytes)
         target.release()
         target.detach()
 
-    def _import(self) -> None:
-        """Map what was handed over; the target waits for its driver meanwhile, not for this."""
-        if self._data is not None:
-            self._data.import_all(self._target.fds)
-
-    def _control(self) -> None:
-        self._target.checkpoint_driver()
-
     def _drain(self) -> None:
         data = self._data
-        if data is None or not data.files:
+        if data is None or not data.parts:
             return
         progress = data.new_progress()
         with self.runner.counting("drain", progress):
-            data.drain(self._context.arenas, [self._spaces[file.device] for file in data.files], progress)
+            data.drain(self._context.arenas, [self._spaces[part.device] for part in data.parts], progress)
 
     def _commit(self) -> None:
         notes = self._target.notes
@@ -162,13 +146,6 @@ class Suspend:
         target.close()
         target.record.drop()
 
-    def _bring_back(self) -> None:
-        self._target.bring_back()
-
-    def _release_data(self) -> None:
-        if self._data is not None:
-            self._data.release()
-
     def _settle(self, failure: WoodfrogError) -> WoodfrogError:
         if self._frozen is None:
             return failure
@@ -179,23 +156,6 @@ class Suspend:
             return failure
         return explain(failure, self._frozen, self.runner)
 
-    def _release(self) -> None:
-        self._release_data()
-        for space in self._spaces.values():
-            space.free()
-        if self._frozen is not None:
-            self._frozen.close()
-
-    @property
-    def frozen_target(self) -> FrozenTarget | None:
-        """The target once it was begun with; for the table of those that could not be brought back."""
-        return self._frozen
-
-    @property
-    def _target(self) -> FrozenTarget:
-        assert self._frozen is not None
-        return self._frozen
-
     def _result(self) -> dict[str, Any]:
         notes = self._target.notes
         return {
@@ -204,7 +164,7 @@ class Suspend:
             "state": TargetState.SUSPENDED,
             "phases": dict(self.runner.times),
             "stall_s": self._target.stall_s,
-            "bytes": self._data.size_bytes if self._data else 0,
+            "bytes": self._gpu_bytes,
         }
 
 

@@ -1,7 +1,7 @@
 """The file-system steps that publishing, reading and removing are made of, each with its durability said.
 
 Everything works on directory descriptors, one component of a path at a time, and never follows a symbolic link.
-Nothing here decides an order: disk.py and writer.py do.
+Nothing here decides an order: tiers/disk.py does.
 """
 
 from __future__ import annotations
@@ -10,21 +10,15 @@ import ctypes
 import errno
 import fcntl
 import os
-import secrets
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
-from woodfrog.errors import BadImageError, NotFoundError
+from woodfrog.errors import BadImageError, NotFoundError, RefusedError
 
 DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: a planted FIFO must not hang us
 RENAME_NOREPLACE = 1  # linux/fs.h
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-def random_suffix() -> str:
-    return secrets.token_hex(4)
 
 
 def open_directory(path: str | os.PathLike[str], *, dir_fd: int | None = None, what: str = "an image") -> int:
@@ -63,24 +57,6 @@ def names_in(dir_fd: int) -> list[str]:
     return sorted(os.listdir(dir_fd))
 
 
-def list_files(dir_fd: int, prefix: str = "") -> list[str]:
-    """Paths of everything below the directory that is not a directory itself, sorted; `dir_fd` stays the caller's."""
-    found: list[str] = []
-    with os.scandir(dir_fd) as entries:
-        names = sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries)
-    for name, is_directory in names:
-        path = f"{prefix}{name}"
-        if not is_directory:
-            found.append(path)
-            continue
-        child = os.open(name, DIRECTORY_FLAGS, dir_fd=dir_fd)
-        try:
-            found.extend(list_files(child, f"{path}/"))
-        finally:
-            os.close(child)
-    return found
-
-
 def make_directory(name: str, *, dir_fd: int) -> int:
     """A new directory, 0700 whatever the umask, as a descriptor that the caller owns."""
     os.mkdir(name, 0o700, dir_fd=dir_fd)
@@ -109,8 +85,21 @@ def write_all(descriptor: int, data: bytes) -> None:
         view = view[os.write(descriptor, view) :]
 
 
-def rename_no_replace(source: str, source_dir: int, target: str, target_dir: int) -> None:
-    """Atomic rename; FileExistsError when the target is there, whatever it is. The caller holds the store's lock."""
+def name_if_absent(source: str, source_dir: int, target: str, target_dir: int) -> bool:
+    """Give a regular file the name `target` in place of `source`, atomically, unless that name is taken: False."""
+    try:
+        if _rename_no_replace(source, source_dir, target, target_dir):
+            return True
+        # A file system without the flag (some network ones). A second name is put-if-absent on all of them.
+        os.link(source, target, src_dir_fd=source_dir, dst_dir_fd=target_dir, follow_symlinks=False)
+    except FileExistsError:
+        return False
+    os.unlink(source, dir_fd=source_dir)
+    return True
+
+
+def _rename_no_replace(source: str, source_dir: int, target: str, target_dir: int) -> bool:
+    """False where the file system cannot do it."""
     result = _libc.renameat2(
         ctypes.c_int(source_dir),
         os.fsencode(source),
@@ -119,45 +108,71 @@ def rename_no_replace(source: str, source_dir: int, target: str, target_dir: int
         ctypes.c_uint(RENAME_NOREPLACE),
     )
     if result == 0:
-        return
+        return True
     code = ctypes.get_errno()
-    if code not in (errno.EINVAL, errno.ENOSYS):
-        raise OSError(code, os.strerror(code), target)
-    # A file system without the flag (some network ones). Writers hold the store's lock here, so looking first is safe.
-    if exists(target, dir_fd=target_dir):
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
-    os.rename(source, target, src_dir_fd=source_dir, dst_dir_fd=target_dir)
+    if code in (errno.EINVAL, errno.ENOSYS):
+        return False
+    raise OSError(code, os.strerror(code), target)
 
 
-def sync_tree(dir_fd: int, prefix: str = "") -> None:
-    """Everything below the directory durable and its owner's alone, files before the directory that names them.
-
-    BadImageError for anything but regular files and directories. The directory itself is left to the caller.
-    """
-    for name in names_in(dir_fd):
-        path = f"{prefix}{name}"
-        try:
-            descriptor = os.open(name, FILE_FLAGS, dir_fd=dir_fd)
-        except OSError as error:
-            if error.errno in (errno.ELOOP, errno.ENXIO):
-                raise _not_plain(path) from error
-            raise
-        try:
-            mode = os.fstat(descriptor).st_mode
-            if stat.S_ISDIR(mode):
-                sync_tree(descriptor, f"{path}/")
-            elif not stat.S_ISREG(mode):
-                raise _not_plain(path)
-            private = 0o700 if stat.S_ISDIR(mode) else 0o600
-            if stat.S_IMODE(mode) != private:
-                os.fchmod(descriptor, private)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+def sync(descriptor: int) -> None:
+    """An open file or directory durable, as far as the disk is honest."""
+    os.fsync(descriptor)
 
 
-def _not_plain(path: str) -> BadImageError:
-    return BadImageError(f"{path} is a symbolic link or no regular file: only plain files can be in an image")
+def sync_path(path: os.PathLike[str]) -> None:
+    """A directory that may be someone else's, durable; one that may not be opened is left to its owner."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except PermissionError:
+        return
+    try:
+        sync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def unlink(name: str, *, dir_fd: int) -> None:
+    """Missing is fine."""
+    with suppress(FileNotFoundError):
+        os.unlink(name, dir_fd=dir_fd)
+
+
+def is_same(name: str, descriptor: int, *, dir_fd: int) -> bool:
+    """Whether that name still leads to the open file or directory."""
+    try:
+        status = os.stat(name, dir_fd=dir_fd, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(status, os.fstat(descriptor))
+
+
+def read_whole(descriptor: int, size_bytes: int) -> bytes:
+    """That many bytes from the beginning, or fewer where the file ends."""
+    parts: list[bytes] = []
+    at = 0
+    while at < size_bytes and (part := os.pread(descriptor, size_bytes - at, at)):
+        parts.append(part)
+        at += len(part)
+    return b"".join(parts)
+
+
+def make_private(path: os.PathLike[str], descriptor: int, what: str) -> None:
+    """A directory closed to others (0700). RefusedError if it belongs to someone else, or if there is something in it
+    that others may have written: whoever restores that runs it."""
+    status = os.fstat(descriptor)
+    if status.st_uid != os.geteuid():
+        raise RefusedError(
+            f"{what} {os.fspath(path)} belongs to user {status.st_uid}",
+            advice="choose another place with --store or WOODFROG_STORE",
+        )
+    if stat.S_IMODE(status.st_mode) & 0o022 and names_in(descriptor):
+        raise RefusedError(
+            f"{what} {os.fspath(path)} may be written by others (mode {stat.S_IMODE(status.st_mode):o})",
+            advice="if you trust what is in it: chmod -R go-rwx; else choose another place",
+        )
+    if stat.S_IMODE(status.st_mode) & 0o077:
+        os.fchmod(descriptor, 0o700)
 
 
 def exists(name: str, *, dir_fd: int) -> bool:
@@ -184,17 +199,6 @@ def try_lock_shared(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-@contextmanager
-def locked(name: str, *, dir_fd: int) -> Iterator[None]:
-    """Hold the exclusive flock of that file (made if need be), waiting for it."""
-    descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=dir_fd)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def remove_tree(name: str, *, dir_fd: int) -> None:

@@ -1,4 +1,4 @@
-"""Names and references of what a store keeps, and the fixed names in a store (docs/format.md, "Layout of a store").
+"""Names and references of images (docs/format.md, "Layout of a store").
 
 A name can never lead out of the store's own directory. This module decides names only; it must never touch a file.
 """
@@ -9,12 +9,6 @@ import re
 
 from woodfrog.errors import UsageError
 
-MANIFEST = "manifest"  # the file written last: a directory without it is nothing
-MANIFEST_TMP = "manifest.tmp"
-LOCK = ".lock"
-MARKS = ".marks"
-TMP = ".tmp"
-REMOVED = "removed-"  # prefix in TMP of what is being removed
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 REFERENCE = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]{0,62})@([1-9][0-9]{0,8})")
 

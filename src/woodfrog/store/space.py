@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from woodfrog._native.transfer import TransferError
 from woodfrog.errors import NoSpaceError
 
 # A file system that is filled to the last block fails in ways that nobody tests; leave this much.
@@ -40,3 +43,18 @@ def full(path: str | os.PathLike[str], error: OSError) -> NoSpaceError:
         advice="remove images (`woodfrog rm`), or choose another place with --store or WOODFROG_STORE",
         details={"free_bytes": free_bytes(path)},
     )
+
+
+@contextmanager
+def telling_full(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Turns a write below `path` that met a full disk into NoSpaceError, be it Python's or the native module's."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL:
+            raise full(path, error) from error
+        raise
+    except TransferError as error:
+        if -error.code in FULL:
+            raise full(path, OSError(-error.code, os.strerror(-error.code))) from error
+        raise

@@ -40,6 +40,7 @@ _DEFAULT_TIMEOUT_S = 60.0
 _HELLO_TIMEOUT_S = 5.0
 
 _SCM_MAX_FD = 253  # include/net/scm.h
+CUDA_ERROR_DEINITIALIZED = 4  # cuda.h
 
 _STATE_OF_TARGET = {
     "running": TargetState.RUNNING,
@@ -346,6 +347,12 @@ class AgentLink:
             )
         if status == "no_memory":
             return NoSpaceError(f"The target ran out of memory in {command}{_because(said)}.", **common)
+        if result == CUDA_ERROR_DEINITIALIZED:
+            return RefusedError(
+                f"The target is ending: the GPU's driver in it has been, or is being, shut down (in {command}).",
+                advice="It is too late for this one; take the image before the program returns from main.",
+                **common,
+            )
         if status == "unsupported":
             return RefusedError(
                 f"The target uses something that cannot be handed over{_because(said)}.",

@@ -65,6 +65,11 @@ _REPORTED = {
         "The target is capturing a CUDA graph; the operation waits until the capture has ended.",
         "Nothing to do.",
     ),
+    "ending": (
+        Scope.ALL,
+        "The target is ending: it runs its exit handlers and is giving the GPU up.",
+        "It is too late for this one; take the image before the program returns from main.",
+    ),
     "mig_or_mps": (
         Scope.ALL,
         "The target runs on a MIG instance or under MPS, which the driver cannot checkpoint.",

@@ -15,6 +15,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "support"))
 
+import interruptible  # noqa: F401
 from product import Product, build_targets, new_root
 from typer.testing import CliRunner
 
@@ -23,7 +24,7 @@ from woodfrog.cli.app import app
 
 @pytest.fixture(scope="session")
 def targets(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_targets(tmp_path_factory.mktemp("targets"))
+    return build_targets(tmp_path_factory.getbasetemp() / "targets")
 
 
 @pytest.fixture

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 
 import pytest
-from product import Product
+from product import DEADLINE_S, Product
 
-from woodfrog.errors import BadImageError, NoSpaceError, RefusedError, TimeoutExceededError, UsageError
+from woodfrog.cpu import criu
+from woodfrog.errors import (
+    BadImageError,
+    NoSpaceError,
+    RefusedError,
+    TimeoutExceededError,
+    UsageError,
+    WoodfrogError,
+)
 
 SHAPES = {
     "one thread": [],
@@ -152,18 +162,67 @@ def test_a_store_without_room_is_refused_before_the_target_is_touched(product: P
     target.check_runs_right()
 
 
+def test_a_target_that_has_begun_to_exit_is_refused_and_ends_as_it_would_have(product: Product) -> None:
+    linger = product.root / "linger"
+    linger.touch()
+    target = product.run("--linger", str(linger))
+    os.kill(target.pid, signal.SIGTERM)
+    target.wait_for(lambda lines: "lingering" in lines, "exit handler")
+    for verb in ("checkpoint", "suspend"):
+        with pytest.raises(RefusedError, match="ending") as raised:
+            product.call(verb, target=target.pid)
+        assert raised.value.target_state == "untouched"
+    assert product.images() == []
+    linger.unlink()
+    assert target.process is not None
+    assert target.process.wait(DEADLINE_S) == 0
+
+
 def test_damaged_data_is_refused_by_the_restore_that_meets_it_and_nothing_is_left(product: Product) -> None:
     target = product.run("--idle-kib", "4096")
-    result = product.checkpoint(target, stop=True)
-    with open(f"{result['path']}/gpu-0.data", "r+b") as data:
-        data.seek(3 << 20)
-        byte = data.read(1)[0]
-        data.seek(3 << 20)
-        data.write(bytes([byte ^ 1]))
+    image = product.checkpoint(target, stop=True)["image"]
+    product.damage_gpu_chunk(image)
     with pytest.raises(BadImageError):
-        product.restore(result["image"], target.log)
+        product.restore(image, target.log)
     assert not target.alive
     assert product.gpu_free_bytes() == product.gpu_total_bytes()
+    assert list(product.runtime.glob("restore-*")) == []
+
+
+def test_an_image_that_lacks_chunks_is_refused_before_anything_starts(product: Product) -> None:
+    target = product.run("--idle-kib", "4096")
+    image = product.checkpoint(target, stop=True)["image"]
+    for index in (product.store_path / "index").iterdir():
+        index.unlink()
+    product.kill_daemon()  # the one that wrote it knows its index by heart
+    with pytest.raises(BadImageError, match=rf"{image}.*[0-9]+ of [0-9]+ chunks"):
+        product.restore(image, target.log)
+    assert not (product.runtime / "criu-restore.log").exists()
+    assert product.gpu_free_bytes() == product.gpu_total_bytes()
+
+
+def test_an_error_of_criu_names_its_log_where_that_is_afterwards(make_product: Callable[..., Product]) -> None:
+    product = make_product()
+    failing = product.root / "criu"
+    failing.write_text(
+        "#!/bin/bash\n"
+        f'[ "$1" = restore ] || exec {criu.find().path} "$@"\n'
+        'while [ "$1" != --work-dir ]; do shift; done\n'
+        'echo "(00.1) Error (criu/cr-restore.c:1): it failed for the test" > "$2/restore.log"\n'
+        "exit 1\n"
+    )
+    failing.chmod(0o700)
+    product.environment["WOODFROG_CRIU"] = str(failing)
+    target = product.run()
+    image = product.checkpoint(target, stop=True)["image"]
+    with pytest.raises(WoodfrogError) as raised:
+        product.restore(image, target.log)
+    log = product.runtime / "criu-restore.log"
+    assert raised.value.details["log"] == str(log)
+    assert str(log) in raised.value.advice
+    assert "restore-" not in raised.value.advice
+    assert "it failed for the test" in log.read_text()
+    assert list(product.runtime.glob("restore-*")) == []
 
 
 def test_restoring_beside_the_living_original_is_refused(product: Product) -> None:
@@ -194,7 +253,7 @@ def test_events_tell_every_phase_and_the_bytes(product: Product) -> None:
     ended = [event["phase"] for event in events if event["event"] == "end"]
     assert set(ended) == set(result["phases"])
     drained = [event for event in events if event["event"] == "progress" and event["phase"] == "drain"]
-    assert drained[-1]["bytes_done"] == drained[-1]["bytes_total"] == result["gpu_bytes"]
+    assert drained[-1]["bytes_done"] == drained[-1]["bytes_total"] == result["gpu_new_bytes"] > 0
 
 
 def test_the_process_that_uses_the_gpu_may_be_a_child_of_what_was_started(product: Product) -> None:

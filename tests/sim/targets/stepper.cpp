@@ -1,13 +1,14 @@
 // A target for the tests: buffers whose every element is known at every step, checked on the GPU as it goes.
 //
 //     stepper --ptx FILE [--kib N] [--buffers N] [--idle-kib N] [--threads N] [--tiny N] [--pace-us N] [--steps N]
-//             [--child] [--device N] [--spread] [--hold FILE]
+//             [--child] [--device N] [--spread] [--hold FILE] [--linger FILE]
 //
 // One line a step goes to standard output: "step N errors E". On SIGTERM (or after --steps) it checks everything once
 // more, the idle buffer and the module's own counter included, prints "done steps N errors E" and exits 0 if E is 0.
 // --child forks a process without a GPU first, which prints "child N" lines and ends with its parent's pipe.
 // --spread: thread k works on device N + 1 + k instead of N, so that one process uses several.
 // --hold: a kernel-side busy host callback holds the stream while FILE exists (work that does not come to rest).
+// --linger: at its end it prints "lingering" and stays in an exit handler while FILE exists.
 // Single-threaded output by write(2) of whole lines; it must never print what it has not checked.
 #include <cuda.h>
 
@@ -58,6 +59,7 @@ void pause_us(long microseconds) {
 struct Options {
     std::string ptx;
     std::string hold;
+    std::string linger;
     uint32_t kib = 64;
     uint32_t buffers = 2;
     uint32_t idle_kib = 0;
@@ -88,6 +90,8 @@ Options parse(int argc, char **argv) {
             options.ptx = value;
         else if (name == "--hold")
             options.hold = value;
+        else if (name == "--linger")
+            options.linger = value;
         else if (name == "--kib")
             options.kib = static_cast<uint32_t>(number);
         else if (name == "--buffers")
@@ -214,6 +218,13 @@ void CUDA_CB hold_while_file_exists(void *path) {
     }
 }
 
+std::string lingering_file;
+
+void linger() {
+    say("lingering");
+    hold_while_file_exists(lingering_file.data());
+}
+
 } // namespace
 
 int main(int argc, char **argv) {
@@ -221,6 +232,10 @@ int main(int argc, char **argv) {
     std::signal(SIGTERM, [](int) { ending = 1; });
     std::signal(SIGPIPE, SIG_IGN);
     const int child = options.child ? start_child() : -1;
+    if (!options.linger.empty()) {
+        lingering_file = options.linger;
+        std::atexit(linger); // before the driver is loaded: it runs after all handlers that come with it
+    }
 
     check(cuInit(0), "cuInit");
     use_device(options.device);

@@ -40,5 +40,5 @@ def test_the_transfer_engine_keeps_what_these_checks_promise(file: Path) -> None
         "addopts=",
         str(file),
     ]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=560, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

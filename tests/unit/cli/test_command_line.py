@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import small_images
+from damage import damage_chunk
 from typer.testing import CliRunner
 
 from woodfrog.cli.app import app
@@ -124,7 +125,7 @@ def test_images_lists_references_and_sizes(woodfrog: Woodfrog, store: ImageRepos
 
 
 def test_a_damaged_image_is_listed_as_damaged(woodfrog: Woodfrog, store: ImageRepository) -> None:
-    (store.path / "small@1" / "manifest").write_bytes(b"no")
+    (store.path / "images" / "small" / "1").write_bytes(b"no")
     shown = woodfrog("images")
     assert shown.returncode == 0
     assert "damaged" in shown.stdout
@@ -135,12 +136,11 @@ def test_verify_says_ok_or_names_the_damage(woodfrog: Woodfrog, store: ImageRepo
     good = document(woodfrog("verify", "small", "--json"))
     assert good["verified"] is True
     assert good["image"] == "small@2"
-    damaged = store.path / "small@2" / "gpu-1.data"
-    damaged.write_bytes(b"\0" * damaged.stat().st_size)
+    damage_chunk(store, store.manifest("small").digests[:32])
     shown = woodfrog("verify", "small")
     assert shown.returncode == ExitCode.BAD_IMAGE
     assert shown.stdout == ""
-    assert "gpu-1.data" in shown.stderr
+    assert "handle 0x1000" in shown.stderr
     error = woodfrog("verify", "small", "--json")
     assert error.returncode == ExitCode.BAD_IMAGE
     assert document(error)["error"] == "BadImageError"
@@ -182,10 +182,15 @@ def test_rm_removes_and_says_what(woodfrog: Woodfrog, store: ImageRepository) ->
 def test_rm_tells_when_links_of_an_image_could_not_be_found_and_removes_it(
     woodfrog: Woodfrog, store: ImageRepository
 ) -> None:
-    (store.path / "small@1" / "cpu" / "remap-fpath.img").write_bytes(b"damaged")
-    finished = woodfrog("rm", "small@1", "--json")
-    assert finished.returncode == ExitCode.FAILED
-    assert "the image is removed" in finished.stdout + finished.stderr
+    with store.begin("small") as writer:
+        small_images.fill(writer)
+        (writer.directory / "cpu" / "remap-fpath.img").write_bytes(b"damaged")
+        writer.commit(small_images.manifest())
+    (store.path / "images" / "small" / "1").write_bytes(b"no")
+    for image in ("small@3", "small@1"):
+        finished = woodfrog("rm", image, "--json")
+        assert finished.returncode == ExitCode.FAILED
+        assert "the image is removed" in finished.stdout + finished.stderr
     assert [entry.reference for entry in store.list()] == ["small@2"]
 
 
@@ -228,10 +233,11 @@ def test_doctor_gives_each_check_a_verdict_and_each_failure_a_fix(woodfrog: Wood
 def test_bench_lists_the_scripts_of_the_checkout_and_measures_without_a_gpu(
     woodfrog: Woodfrog, store: ImageRepository
 ) -> None:
+    before = sorted(store.path.rglob("*"))
     assert "builtin" in document(woodfrog("bench", "--json"))["benches"]
     measured = document(woodfrog("bench", "builtin", "--json"))
     assert all(value > 0 for value in measured["summary"].values())
-    assert sorted(entry.name for entry in store.path.iterdir()) == [".lock", ".tmp", "small@1", "small@2"]
+    assert sorted(store.path.rglob("*")) == before
     assert woodfrog("bench", "nonsense").returncode == ExitCode.NOT_FOUND
 
 
@@ -239,7 +245,7 @@ def test_the_shell_is_offered_images_that_are_there(process: Woodfrog, store: Im
     offered = process("", _WOODFROG_COMPLETE="complete_bash", COMP_WORDS="woodfrog verify sm", COMP_CWORD="2")
     assert offered.stdout.split() == ["small@1", "small@2"]
     verbs = process("", _WOODFROG_COMPLETE="complete_bash", COMP_WORDS="woodfrog re", COMP_CWORD="1")
-    assert verbs.stdout.split() == ["restore", "resume"]
+    assert {"restore", "resume"} <= set(verbs.stdout.split())
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -5,9 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 import threading
+from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "support"))
+
+import interruptible  # noqa: F401
 
 from woodfrog.daemon import interrupt
 

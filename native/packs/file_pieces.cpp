@@ -1,0 +1,82 @@
+// See file_pieces.hpp.
+#include "file_pieces.hpp"
+
+#include "buffer.hpp"
+#include "transfer/digests.hpp"
+#include "transfer/file.hpp"
+#include "workers.hpp"
+
+#include <map>
+
+namespace woodfrog::packs {
+namespace {
+
+using transfer::File;
+
+constexpr uint64_t read_bytes = 1 << 20; // at once: what stays in a processor's own cache until it is hashed
+
+// Chunks of one piece that are read together.
+struct Reading {
+    size_t first;
+    size_t count;
+    uint64_t size_bytes;
+};
+
+std::vector<Reading> group(const transfer::ChunkList &list) {
+    std::vector<Reading> readings;
+    for (size_t i = 0; i < list.chunks.size(); i++) {
+        const transfer::Chunk &chunk = list.chunks[i];
+        if (readings.empty() || list.chunks[i - 1].context != chunk.context ||
+            readings.back().size_bytes + chunk.size > read_bytes)
+            readings.push_back({i, 0, 0});
+        readings.back().count++;
+        readings.back().size_bytes += chunk.size;
+    }
+    return readings;
+}
+
+} // namespace
+
+transfer::ChunkList cut(const char *operation, const std::vector<FilePiece> &pieces, uint64_t chunk_bytes) {
+    transfer::check_chunk_bytes(operation, chunk_bytes);
+    transfer::ChunkList list;
+    for (size_t number = 0; number < pieces.size(); number++) {
+        const FilePiece &piece = pieces[number];
+        if (piece.offset > static_cast<uint64_t>(INT64_MAX) ||
+            piece.size > static_cast<uint64_t>(INT64_MAX) - piece.offset)
+            transfer::throw_invalid(operation, "piece " + std::to_string(number) + " is larger than files can be");
+        for (uint64_t done = 0; done < piece.size; done += chunk_bytes) {
+            const auto size = static_cast<uint32_t>(std::min(chunk_bytes, piece.size - done));
+            list.chunks.push_back({list.size_bytes, piece.offset + done, size, static_cast<uint32_t>(number)});
+            list.size_bytes += size;
+        }
+    }
+    return list;
+}
+
+std::string hash_pieces(const std::vector<FilePiece> &pieces, uint64_t chunk_bytes, unsigned threads,
+                        transfer::Progress &progress) {
+    const transfer::ChunkList list = cut("hash_pieces", pieces, chunk_bytes);
+    std::map<int, std::unique_ptr<File>> files;
+    for (const FilePiece &piece : pieces)
+        if (!files.contains(piece.fd))
+            files.emplace(piece.fd, std::make_unique<File>(piece.fd, File::Use::read_cached));
+    const std::vector<Reading> readings = group(list);
+    transfer::DigestList digests(list.chunks.size());
+    progress.begin(list.size_bytes);
+    for_each_with(threads, readings.size(), [&] {
+        return [&, buffer = Buffer()](size_t number) mutable {
+            progress.check();
+            const Reading &reading = readings[number];
+            const transfer::Chunk &first = list.chunks[reading.first];
+            uint8_t *data = buffer.at_least(reading.size_bytes);
+            files.at(pieces[first.context].fd)->read(data, reading.size_bytes, first.place);
+            for (size_t i = reading.first; i < reading.first + reading.count; i++)
+                digests.set(i, data + (list.chunks[i].place - first.place), list.chunks[i].size);
+            progress.add(reading.size_bytes);
+        };
+    });
+    return digests.take();
+}
+
+} // namespace woodfrog::packs

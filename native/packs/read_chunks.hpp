@@ -1,0 +1,73 @@
+// Reads chunks from packs into memory: neighbours in one read, decoded, and compared with their digests. Nothing that a
+// pack or an index says is believed: what comes out has the digest that was asked for, or does not come out.
+#pragma once
+#include "codecs.hpp"
+#include "records.hpp"
+#include "transfer/file.hpp"
+#include "transfer/progress.hpp"
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+namespace woodfrog::packs {
+
+// The packs of one operation, by the caller's numbers; the descriptors stay the caller's.
+class PackFiles {
+  public:
+    PackFiles(const std::unordered_map<uint32_t, int> &fds) : fds_(fds) {}
+
+    bool has(uint32_t pack) const { return fds_.contains(pack); }
+
+    // To be called for every pack that is needed, before threads share this.
+    void open(uint32_t pack);
+    transfer::File &file(uint32_t pack) const { return *files_.at(pack); }
+
+  private:
+    // Past the cache costs a descriptor more each; a process has 1024 unless it asks for more.
+    static constexpr size_t most_direct = 256;
+
+    const std::unordered_map<uint32_t, int> &fds_;
+    std::unordered_map<uint32_t, std::unique_ptr<transfer::File>> files_;
+};
+
+// A chunk to be read: location.raw bytes to `to`. The location is plausible, and its pack is open.
+struct Wanted {
+    size_t index; // the caller's, for errors
+    Digest digest;
+    Location location;
+    uint8_t *to;
+};
+
+// Told of a chunk that cannot be had: its index and the reason.
+using Damaged = std::function<void(size_t index, const std::string &reason)>;
+
+// The Damaged that throws IntegrityError.
+void throw_damaged(size_t index, const std::string &reason);
+
+// One thread's.
+class ChunkReader {
+  public:
+    ChunkReader(const PackFiles &files, transfer::Progress &progress) : files_(files), progress_(progress) {}
+
+    // In the order given; neighbours in the list that are neighbours in a pack are read together. A chunk with no bytes
+    // in the file, or bytes that the disk cannot read, is damaged like one with wrong bytes. Other failures throw.
+    void read(std::span<const Wanted> wanted, const Damaged &damaged);
+
+  private:
+    static constexpr uint64_t most_read_bytes = 8ull << 20; // at once: more does not make a disk faster
+
+    void read_run(std::span<const Wanted> run, bool exact, const Damaged &damaged);
+    void read_bytes(std::span<const Wanted> run, bool in_place, bool exact);
+    void finish(const Wanted &chunk, const uint8_t *stored, const Damaged &damaged);
+
+    const PackFiles &files_;
+    transfer::Progress &progress_;
+    Coder coder_;
+    Buffer scratch_;
+    uint64_t scratch_start_ = 0; // the offset in the pack of scratch_'s first byte
+};
+
+} // namespace woodfrog::packs

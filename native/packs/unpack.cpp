@@ -1,0 +1,267 @@
+// See unpack.hpp.
+#include "unpack.hpp"
+
+#include "fills.hpp"
+#include "plan.hpp"
+#include "transfer/zero.hpp"
+#include "workers.hpp"
+#include "zero_digests.hpp"
+
+#include <algorithm>
+#include <cerrno>
+#include <fcntl.h>
+#include <map>
+#include <numeric>
+#include <sys/stat.h>
+#include <unistd.h>
+
+namespace woodfrog::packs {
+namespace {
+
+using transfer::ChunkList;
+using transfer::File;
+using transfer::Progress;
+
+constexpr uint64_t task_bytes = 4ull << 20; // read, and copied to the GPU, at once
+
+// Shorter runs of zeros cross the bus (5 µs) rather than cost a call to the driver and a copy more each.
+constexpr uint64_t inline_zero_bytes = 256 << 10;
+
+// So that every thread fills a slot while another of its is being copied.
+uint64_t slot_bytes(const transfer::RingPart &ring, const UnpackOptions &options) {
+    const uint64_t fair = ring.size / (2 * transfer::thread_count(options.threads));
+    const uint64_t chunks = std::min(task_bytes, fair) / options.chunk_bytes;
+    return std::max<uint64_t>(chunks, 1) * options.chunk_bytes;
+}
+
+// Sets the tasks of zeros in GPU memory.
+void set_zeros(const ChunkList &list, const Plan &plan, const std::vector<Task> &tasks, Progress &progress) {
+    for (size_t number = 0; number < list.contexts.size(); number++) {
+        uint64_t size = 0;
+        std::unique_ptr<Fills> fills;
+        for (const Task &task : tasks) {
+            const transfer::Chunk &chunk = plan.chunk(task.first);
+            if (!task.zero || chunk.context != number)
+                continue;
+            progress.check();
+            if (!fills)
+                fills = std::make_unique<Fills>(*list.contexts[number]);
+            fills->zero(chunk.place, task.size_bytes);
+            size += task.size_bytes;
+        }
+        if (!fills)
+            continue;
+        progress.begin(size);
+        fills->finish();
+        progress.add(size);
+    }
+}
+
+// The files that are written to, by descriptor, made long enough.
+class OutputFiles {
+  public:
+    explicit OutputFiles(const std::vector<FilePiece> &pieces) {
+        for (const FilePiece &piece : pieces) {
+            if (piece.size == 0)
+                continue;
+            auto [at, is_new] = files_.try_emplace(piece.fd);
+            if (is_new) {
+                at->second.file = std::make_unique<File>(piece.fd, File::Use::write_cached);
+                at->second.length = length(piece.fd);
+            }
+            at->second.needed = std::max(at->second.needed, piece.offset + piece.size);
+        }
+        for (const auto &[fd, output] : files_)
+            if (output.needed > output.length && ftruncate(fd, static_cast<off_t>(output.needed)) != 0)
+                transfer::throw_errno(errno, "ftruncate", std::to_string(output.needed) + " bytes");
+    }
+
+    void write(const FilePiece &piece, const uint8_t *data, uint64_t size, uint64_t offset) {
+        files_.at(piece.fd).file->write(data, size, offset);
+    }
+
+    void make_hole(const FilePiece &piece, uint64_t offset, uint64_t size) {
+        const Output &output = files_.at(piece.fd);
+        if (offset >= output.length) // it is one
+            return;
+        while (fallocate(piece.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
+                         static_cast<off_t>(size)) != 0) {
+            if (errno == EINTR)
+                continue;
+            if (errno != EOPNOTSUPP && errno != ENOSYS)
+                transfer::throw_errno(errno, "fallocate", "a hole of " + std::to_string(size) + " bytes");
+            const std::vector<uint8_t> zeros(std::min(size, task_bytes));
+            for (uint64_t done = 0; done < size; done += zeros.size())
+                output.file->write(zeros.data(), std::min<uint64_t>(zeros.size(), size - done), offset + done);
+            return;
+        }
+    }
+
+  private:
+    struct Output {
+        std::unique_ptr<File> file;
+        uint64_t length = 0; // when the operation began
+        uint64_t needed = 0;
+    };
+
+    static uint64_t length(int fd) {
+        struct stat status{};
+        if (fstat(fd, &status) != 0)
+            transfer::throw_errno(errno, "fstat", "descriptor " + std::to_string(fd));
+        return static_cast<uint64_t>(status.st_size);
+    }
+
+    std::map<int, Output> files_;
+};
+
+} // namespace
+
+void refill_from_packs(const std::vector<transfer::Piece> &pieces, const Stored &stored, const transfer::RingPart &ring,
+                       const UnpackOptions &options, Progress &progress) {
+    constexpr const char *operation = "refill_from_packs";
+    const transfer::Use arena_use = ring.arena.use();
+    const std::vector<transfer::Use> uses = transfer::use_all(pieces);
+    transfer::check_ring(operation, ring, options.chunk_bytes);
+    const ChunkList list = transfer::cut(operation, pieces, 0, options.chunk_bytes);
+    PackFiles files(stored.packs);
+    const Plan plan(operation, list, stored.digests, stored.locations, files);
+    const uint64_t slot = slot_bytes(ring, options);
+    const std::vector<Task> tasks = plan.group(slot, inline_zero_bytes);
+    set_zeros(list, plan, tasks, progress);
+
+    ChunkList copies; // what the ring moves: a task of data each
+    copies.contexts = list.contexts;
+    std::vector<const Task *> data;
+    for (const Task &task : tasks) {
+        if (task.zero)
+            continue;
+        const transfer::Chunk &chunk = plan.chunk(task.first);
+        copies.chunks.push_back({0, chunk.place, static_cast<uint32_t>(task.size_bytes), chunk.context});
+        copies.size_bytes += task.size_bytes;
+        data.push_back(&task);
+    }
+    Pool<ChunkReader> readers;
+    transfer::refill_through(copies, ring, slot, transfer::thread_count(options.threads), progress,
+                             [&](size_t i, uint8_t *to) {
+                                 readers.with([&] { return std::make_unique<ChunkReader>(files, progress); },
+                                              [&](ChunkReader &reader) { plan.fill(*data[i], to, reader); });
+                             });
+}
+
+void refill_arena_from_packs(transfer::Arena &arena, const std::vector<transfer::Range> &ranges, const Stored &stored,
+                             const UnpackOptions &options, Progress &progress) {
+    constexpr const char *operation = "refill_arena_from_packs";
+    const transfer::Use use = arena.use();
+    const ChunkList list = transfer::cut(operation, arena, ranges, 0, options.chunk_bytes);
+    PackFiles files(stored.packs);
+    const Plan plan(operation, list, stored.digests, stored.locations, files);
+    const std::vector<Task> tasks = plan.group(task_bytes, 0);
+    progress.begin(list.size_bytes);
+    for_each_with(options.threads, tasks.size(), [&] {
+        return [&, reader = std::make_unique<ChunkReader>(files, progress)](size_t number) {
+            progress.check();
+            const Task &task = tasks[number];
+            uint8_t *to = arena.data() + plan.chunk(task.first).place;
+            if (task.zero)
+                transfer::write_zeros(to, task.size_bytes);
+            else
+                plan.fill(task, to, *reader);
+            progress.add(task.size_bytes);
+        };
+    });
+}
+
+void extract_from_packs(const std::vector<FilePiece> &pieces, const Stored &stored, const UnpackOptions &options,
+                        Progress &progress) {
+    constexpr const char *operation = "extract_from_packs";
+    const ChunkList list = cut(operation, pieces, options.chunk_bytes);
+    PackFiles files(stored.packs);
+    const Plan plan(operation, list, stored.digests, stored.locations, files);
+    const std::vector<Task> tasks = plan.group(task_bytes, 0);
+    OutputFiles outputs(pieces);
+    progress.begin(list.size_bytes);
+    for_each_with(options.threads, tasks.size(), [&] {
+        return [&, reader = std::make_unique<ChunkReader>(files, progress), buffer = Buffer()](size_t number) mutable {
+            progress.check();
+            const Task &task = tasks[number];
+            const transfer::Chunk &chunk = plan.chunk(task.first);
+            const FilePiece &piece = pieces[chunk.context];
+            if (task.zero) {
+                outputs.make_hole(piece, chunk.place, task.size_bytes);
+            } else {
+                uint8_t *data = buffer.at_least(task.size_bytes);
+                plan.fill(task, data, *reader);
+                outputs.write(piece, data, task.size_bytes, chunk.place);
+            }
+            progress.add(task.size_bytes);
+        };
+    });
+}
+
+std::vector<size_t> check_packs(const Stored &stored, unsigned threads, Progress &progress) {
+    constexpr const char *operation = "check_packs";
+    const size_t count = stored.digests.size();
+    if (stored.locations.size() != count)
+        transfer::throw_invalid(operation, "there are " + std::to_string(stored.locations.size()) + " locations for " +
+                                               std::to_string(count) + " digests");
+    PackFiles files(stored.packs);
+    ZeroDigests zeros;
+    std::vector<size_t> bad, readable;
+    for (size_t i = 0; i < count; i++) {
+        const Location location = stored.locations[i];
+        if (location.pack == pack_zero && location.raw > 0 && location.raw <= largest_raw_bytes &&
+            stored.digests[i] == zeros.of(location.raw))
+            continue;
+        if (location.pack >= pack_zero || !files.has(location.pack) ||
+            !is_plausible(location.stored, location.raw, location.encoding) ||
+            location.offset > static_cast<uint64_t>(INT64_MAX) - largest_raw_bytes) {
+            bad.push_back(i);
+            continue;
+        }
+        require(operation, static_cast<Encoding>(location.encoding));
+        files.open(location.pack);
+        readable.push_back(i);
+        progress.begin(location.raw);
+    }
+    // In the order of the disk.
+    std::ranges::sort(readable, {}, [&](size_t i) {
+        const Location location = stored.locations[i];
+        return std::pair(location.pack, location.offset);
+    });
+    std::vector<size_t> starts{0}; // of the tasks, within `readable`
+    uint64_t size = 0;
+    for (size_t i = 0; i < readable.size(); i++) {
+        size += stored.locations[readable[i]].raw;
+        if (size > task_bytes && i > starts.back()) {
+            starts.push_back(i);
+            size = stored.locations[readable[i]].raw;
+        }
+    }
+    starts.push_back(readable.size());
+
+    std::mutex mutex;
+    for_each_with(threads, starts.size() - 1, [&] {
+        return [&, reader = std::make_unique<ChunkReader>(files, progress), buffer = Buffer()](size_t number) mutable {
+            std::vector<Wanted> wanted;
+            uint64_t raw = 0;
+            for (size_t i = starts[number]; i < starts[number + 1]; i++)
+                raw += round_up(stored.locations[readable[i]].raw, page_bytes);
+            uint8_t *to = buffer.at_least(raw);
+            for (size_t i = starts[number]; i < starts[number + 1]; i++) {
+                const size_t position = readable[i];
+                wanted.push_back({position, stored.digests[position], stored.locations[position], to});
+                to += round_up(wanted.back().location.raw, page_bytes);
+            }
+            reader->read(wanted, [&](size_t position, const std::string &) {
+                std::lock_guard lock(mutex);
+                bad.push_back(position);
+            });
+            for (const Wanted &chunk : wanted)
+                progress.add(chunk.location.raw);
+        };
+    });
+    std::ranges::sort(bad);
+    return bad;
+}
+
+} // namespace woodfrog::packs

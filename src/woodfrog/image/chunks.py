@@ -1,0 +1,109 @@
+"""Handles and files cut into chunks: how many, how long, which are of what; as the packed columns that the store takes.
+
+An image has up to millions of chunks, so these are byte strings and arrays, never objects. Positions number chunks
+through all pieces of a list. Nothing here reads data; it must never guess a size that the pieces do not say.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import accumulate
+
+from blake3 import blake3
+
+from woodfrog.image.manifest import DIGEST_BYTES, Amounts, Manifest, chunk_count
+from woodfrog.store.records import chunk_table as chunk_table
+from woodfrog.store.records import positions_of as positions_of
+from woodfrog.store.records import select_rows
+
+
+class Cut:
+    """Pieces (handles, files) cut into chunks: `sizes` has one entry a chunk, `first[k]` is piece k's first chunk."""
+
+    def __init__(self, piece_sizes: Sequence[int], chunk_bytes: int) -> None:
+        self.chunk_bytes = chunk_bytes
+        self.piece_sizes = list(piece_sizes)
+        self.first = [0, *accumulate(chunk_count(size, chunk_bytes) for size in piece_sizes)]
+        self.sizes = array("I", [chunk_bytes]) * self.first[-1]
+        for size, end in zip(piece_sizes, self.first[1:], strict=True):
+            if size % chunk_bytes:
+                self.sizes[end - 1] = size % chunk_bytes
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(self.piece_sizes)
+
+    def bytes_at(self, positions: Sequence[int]) -> int:
+        """How many bytes the chunks at these ascending positions have."""
+        total = len(positions) * self.chunk_bytes
+        for size, end in zip(self.piece_sizes, self.first[1:], strict=True):
+            if short := size % self.chunk_bytes:
+                at = bisect_left(positions, end - 1)
+                if at < len(positions) and positions[at] == end - 1:
+                    total -= self.chunk_bytes - short
+        return total
+
+    def offsets(self) -> array[int]:
+        """Where each chunk begins in its piece."""
+        offsets = array("Q")
+        for size in self.piece_sizes:
+            offsets.extend(range(0, size, self.chunk_bytes))
+        return offsets
+
+    def pieces(self) -> array[int]:
+        """Which piece each chunk is of."""
+        numbers = array("I")
+        for number, size in enumerate(self.piece_sizes):
+            numbers.extend(array("I", [number]) * chunk_count(size, self.chunk_bytes))
+        return numbers
+
+
+def pack_column(numbers: Iterable[int]) -> bytes:
+    """The packed form (u32) of chunk numbers or sizes."""
+    return array("I", numbers).tobytes()
+
+
+def select_digests(digests: bytes, positions: Iterable[int]) -> bytes:
+    """The digests at these positions, in their order."""
+    return select_rows(digests, positions, DIGEST_BYTES)
+
+
+def select(column: array[int], positions: Iterable[int]) -> array[int]:
+    """The entries of `column` at these positions, in their order."""
+    return array(column.typecode, [column[at] for at in positions])
+
+
+def named_by(manifest: Manifest) -> Iterator[tuple[bytes, bytes]]:
+    """Every chunk that an image needs, as the store asks: 32-byte digests back to back, and the chunks' sizes (packed
+    u32); first the handles', then CRIU's files'."""
+    handles = Cut([handle.size for handle in manifest.handles], manifest.chunk_bytes)
+    yield manifest.digests, pack_column(handles.sizes)
+    if manifest.cpu is not None:
+        files = Cut([record.size_bytes for record in manifest.cpu.files], manifest.chunk_bytes)
+        yield manifest.cpu_digests, pack_column(files.sizes)
+
+
+@lru_cache(maxsize=8)
+def zero_digest(size_bytes: int) -> bytes:
+    """The digest of that many zeros."""
+    return blake3(bytes(size_bytes)).digest()
+
+
+def digests_of(digests: bytes, first: int, end: int) -> bytes:
+    """The digests of chunks first … end-1."""
+    return digests[first * DIGEST_BYTES : end * DIGEST_BYTES]
+
+
+def amounts(digests: bytes, cut: Cut, new: Sequence[int]) -> Amounts:
+    """What kinds of chunks there are, in bytes; `stored` is left 0. `new`: positions of those that the store lacks."""
+    raw_bytes = cut.size_bytes
+    # A digest found at an odd place by chance would need 2^128 bytes of digests.
+    zero_bytes = digests.count(zero_digest(cut.chunk_bytes)) * cut.chunk_bytes
+    new_bytes = cut.bytes_at(new)
+    return Amounts(raw=raw_bytes, zero=zero_bytes, known=raw_bytes - zero_bytes - new_bytes, new=new_bytes)

@@ -1,0 +1,54 @@
+"""Where CRIU's files lie while CRIU restores from them: in memory if there is room, else on the store's disk.
+
+The folder holds the target's memory: it is private, and gone when the restore is over. What a killed daemon leaves is
+in the restore's own folder, which recovery removes, or in the store's, which its next user cleans.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from woodfrog.operations import room
+from woodfrog.store.store import Store
+
+
+class CpuFolder:
+    """Made by `make`; the caller removes it."""
+
+    def __init__(self, path: Path, store: Store | None) -> None:
+        self.path = path
+        self._store = store  # whose directory it is
+
+    @classmethod
+    def make(cls, work: Path, store: Store, size_bytes: int) -> CpuFolder:
+        """An empty folder with room for so many bytes. `work` is the restore's own directory. NoSpaceError."""
+        if _is_tmpfs(work) and _free_bytes(work) > 2 * size_bytes and room.host_has(2 * size_bytes):
+            folder = work / "cpu"
+            folder.mkdir(mode=0o700)
+            return cls(folder, None)
+        store.require(size_bytes, "the CPU side while it is restored")
+        return cls(store.tier.make_directory(), store)
+
+    def remove(self) -> None:
+        """Safe to repeat."""
+        if self._store is not None:
+            self._store.tier.remove_directory(self.path)
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _is_tmpfs(path: Path) -> bool:
+    """By the file system's name in the mount table, as Python has no statfs."""
+    device = path.stat().st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        fields = line.split()
+        if fields[2] == wanted:
+            return fields[fields.index("-") + 1] == "tmpfs"
+    return False
+
+
+def _free_bytes(path: Path) -> int:
+    status = os.statvfs(path)
+    return status.f_bavail * status.f_frsize

@@ -1,0 +1,66 @@
+"""What checkpoint and suspend share: a running target is surveyed, comes to rest, hands its memory over, and goes back.
+
+Each owns what it took here until its `run` is over. Must never free arena space that a suspended target's data is in.
+"""
+
+from __future__ import annotations
+
+from woodfrog.operations.context import Context
+from woodfrog.operations.data import GpuData
+from woodfrog.operations.frozen import FrozenTarget
+from woodfrog.operations.limits import PhaseLimits
+from woodfrog.operations.phases import Emit, Runner
+from woodfrog.operations.space import Space
+
+
+class FreezingOperation:
+    """Base of an operation on one running target; use once."""
+
+    def __init__(self, name: str, context: Context, timeout_s: float, emit: Emit | None) -> None:
+        self._context = context
+        self._timeout_s = timeout_s
+        self.runner = Runner(name, emit)
+        self._limits = PhaseLimits(timeout_s)
+        self._frozen: FrozenTarget | None = None
+        self._data: GpuData | None = None
+        self._spaces: dict[int, Space] = {}  # by the target's device ordinal
+
+    @property
+    def frozen_target(self) -> FrozenTarget | None:
+        """The target once it was begun with; for the table of those that could not be brought back."""
+        return self._frozen
+
+    @property
+    def _target(self) -> FrozenTarget:
+        assert self._frozen is not None
+        return self._frozen
+
+    @property
+    def _gpu_bytes(self) -> int:
+        return self._data.size_bytes if self._data is not None else 0
+
+    def _quiesce(self) -> None:
+        self._target.quiesce(self._timeout_s)
+
+    def _import(self) -> None:
+        """Map what was handed over; the target waits for its driver meanwhile, not for this."""
+        if self._data is not None:
+            self._data.import_all(self._target.fds)
+
+    def _control(self) -> None:
+        self._target.checkpoint_driver()
+
+    def _bring_back(self) -> None:
+        self._target.bring_back()
+
+    def _release_data(self) -> None:
+        if self._data is not None:
+            self._data.release()
+
+    def _release(self) -> None:
+        """Everything that the operation itself still holds; safe to repeat."""
+        self._release_data()
+        for space in self._spaces.values():
+            space.free()
+        if self._frozen is not None:
+            self._frozen.close()

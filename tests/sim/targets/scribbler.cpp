@@ -1,0 +1,136 @@
+// A target for the tests that does as it is told: allocates, frees, writes and shows GPU memory.
+//
+//     scribbler COMMANDS
+//
+// Orders are lines appended to the file COMMANDS; SIGUSR1 says that there are more. Each is answered by one line on
+// standard output, "N answer" for order N (from 1). No socket, pipe or open file stands in the way of a dump.
+//
+//     alloc SIZE                 the address, in hexadecimal
+//     free ADDRESS
+//     write ADDRESS SIZE SEED    SIZE bytes of the generator below
+//     fill ADDRESS SIZE BYTE     by cuMemsetD8
+//     copy TO FROM SIZE          on the device
+//     show ADDRESS SIZE FILE     its contents, appended to FILE
+//     end                        exits 0
+// Any failure of a driver call is answered by "error NAME", and changes nothing else.
+#include <cuda.h>
+
+#include <csignal>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <unistd.h>
+#include <vector>
+
+namespace {
+
+// A prime: no two chunks of a megabyte begin at the same place in it.
+constexpr size_t kPeriod = 8191;
+
+// Bytes that tests/support/scribbler.py makes too: the upper bytes of a 64-bit linear congruential generator, repeated.
+std::vector<uint8_t> bytes_of(uint64_t seed, size_t size) {
+    std::vector<uint8_t> bytes(size);
+    uint64_t state = seed;
+    for (size_t at = 0; at < size; ++at) {
+        state = state * 6364136223846793005ull + 1442695040888963407ull; // Knuth, MMIX
+        bytes[at] = at < kPeriod ? static_cast<uint8_t>(state >> 56) : bytes[at - kPeriod];
+    }
+    return bytes;
+}
+
+std::string told(CUresult result, const std::string &answer = "ok") {
+    if (result == CUDA_SUCCESS)
+        return answer;
+    const char *name = "?";
+    cuGetErrorName(result, &name);
+    return std::string("error ") + name;
+}
+
+std::string obey(const std::string &line) {
+    std::istringstream words(line);
+    std::string verb;
+    words >> verb;
+    CUdeviceptr address = 0;
+    size_t size = 0;
+    if (verb == "alloc") {
+        words >> std::dec >> size;
+        const CUresult result = cuMemAlloc(&address, size);
+        char text[32];
+        std::snprintf(text, sizeof(text), "%llx", address);
+        return told(result, text);
+    }
+    words >> std::hex >> address;
+    if (verb == "free")
+        return told(cuMemFree(address));
+    if (verb == "copy") {
+        CUdeviceptr from = 0;
+        words >> std::hex >> from >> std::dec >> size;
+        const CUresult result = cuMemcpyDtoD(address, from, size);
+        return told(result == CUDA_SUCCESS ? cuCtxSynchronize() : result);
+    }
+    words >> std::dec >> size;
+    if (verb == "write") {
+        uint64_t seed = 0;
+        words >> seed;
+        return told(cuMemcpyHtoD(address, bytes_of(seed, size).data(), size));
+    }
+    if (verb == "fill") {
+        unsigned value = 0;
+        words >> value;
+        const CUresult result = cuMemsetD8(address, static_cast<unsigned char>(value), size);
+        return told(result == CUDA_SUCCESS ? cuCtxSynchronize() : result);
+    }
+    if (verb == "show") {
+        std::string path;
+        words >> path;
+        std::vector<uint8_t> bytes(size);
+        const CUresult result = cuMemcpyDtoH(bytes.data(), address, size);
+        std::ofstream(path, std::ios::binary | std::ios::app)
+            .write(reinterpret_cast<const char *>(bytes.data()), static_cast<std::streamsize>(size));
+        return told(result);
+    }
+    return "error unknown order";
+}
+
+void say(const std::string &line) {
+    const std::string whole = line + "\n";
+    if (write(STDOUT_FILENO, whole.data(), whole.size()) != static_cast<ssize_t>(whole.size()))
+        std::exit(4);
+}
+
+} // namespace
+
+int main(int argc, char **argv) {
+    if (argc != 2)
+        return 2;
+    sigset_t signals;
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGUSR1);
+    sigprocmask(SIG_BLOCK, &signals, nullptr); // before the first thread: all of them inherit it
+    CUdevice device = 0;
+    CUcontext context = nullptr;
+    if (cuInit(0) != CUDA_SUCCESS || cuDeviceGet(&device, 0) != CUDA_SUCCESS ||
+        cuDevicePrimaryCtxRetain(&context, device) != CUDA_SUCCESS || cuCtxSetCurrent(context) != CUDA_SUCCESS)
+        return 3;
+    say("0 ready");
+    uint64_t done = 0;
+    for (;;) {
+        int signal = 0;
+        sigwait(&signals, &signal);
+        std::ifstream orders(argv[1]);
+        std::string line;
+        for (uint64_t number = 1; std::getline(orders, line); ++number) {
+            if (number <= done)
+                continue;
+            done = number;
+            if (line == "end") {
+                say(std::to_string(number) + " ok");
+                return 0;
+            }
+            say(std::to_string(number) + " " + obey(line));
+        }
+    }
+}

@@ -1,0 +1,82 @@
+"""The scribbler target (tests/sim/targets/scribbler.cpp), and what its GPU memory must hold.
+
+Every order is answered before the next one is given, so `memory` is what the GPU holds whenever nothing is under way.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from product import Stepper
+
+# As in the target.
+_MULTIPLIER, _INCREMENT = 6364136223846793005, 1442695040888963407
+_PERIOD = 8191
+
+
+def bytes_of(seed: int, size_bytes: int) -> bytes:
+    """What the target's `write` of that seed writes."""
+    state, made = seed, bytearray(_PERIOD)
+    for at in range(_PERIOD):
+        state = (state * _MULTIPLIER + _INCREMENT) & 0xFFFFFFFFFFFFFFFF
+        made[at] = state >> 56
+    return (bytes(made) * (size_bytes // _PERIOD + 1))[:size_bytes]
+
+
+class Scribbler:
+    """One running scribbler. `memory`: the contents of its allocations by their address."""
+
+    def __init__(self, process: Stepper, orders: Path) -> None:
+        self.process = process
+        self.orders = orders
+        self.memory: dict[int, bytearray] = {}
+        self._count = 0
+
+    def order(self, *words: object) -> str:
+        """Give one order and wait for its answer, which is no error."""
+        self._count += 1
+        number = self._count
+        with self.orders.open("a") as file:
+            file.write(" ".join(map(str, words)) + "\n")
+        os.kill(self.process.pid, signal.SIGUSR1)
+        prefix = f"{number} "
+        self.process.wait_for(lambda lines: any(line.startswith(prefix) for line in lines), f"answer to {words}")
+        answer = next(line for line in self.process.lines() if line.startswith(prefix)).removeprefix(prefix)
+        assert not answer.startswith("error"), (words, answer)
+        return answer
+
+    def alloc(self, size_bytes: int) -> int:
+        """New memory, filled with zeros (cuMemAlloc promises nothing of its contents); its address."""
+        address = int(self.order("alloc", size_bytes), 16)
+        self.memory[address] = bytearray(size_bytes)
+        self.fill(address, 0, size_bytes, 0)
+        return address
+
+    def free(self, address: int) -> None:
+        self.order("free", f"{address:x}")
+        del self.memory[address]
+
+    def write(self, address: int, offset: int, size_bytes: int, seed: int) -> None:
+        self.order("write", f"{address + offset:x}", size_bytes, seed)
+        self.memory[address][offset : offset + size_bytes] = bytes_of(seed, size_bytes)
+
+    def fill(self, address: int, offset: int, size_bytes: int, value: int) -> None:
+        self.order("fill", f"{address + offset:x}", size_bytes, value)
+        self.memory[address][offset : offset + size_bytes] = bytes([value]) * size_bytes
+
+    def copy(self, to: int, to_offset: int, address: int, offset: int, size_bytes: int) -> None:
+        """Between different allocations."""
+        self.order("copy", f"{to + to_offset:x}", f"{address + offset:x}", size_bytes)
+        self.memory[to][to_offset : to_offset + size_bytes] = self.memory[address][offset : offset + size_bytes]
+
+    def shown(self, directory: Path) -> dict[int, bytes]:
+        """What the GPU holds now, by the target's own word."""
+        found = {}
+        for address, content in self.memory.items():
+            path = directory / f"{self._count}-{address:x}"
+            self.order("show", f"{address:x}", len(content), path)
+            found[address] = path.read_bytes()
+            path.unlink()
+        return found
