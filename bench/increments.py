@@ -121,10 +121,10 @@ def contents(reader: Any, digests: Sequence[bytes], sizes: Sequence[int], chunk_
     import numpy
 
     from woodfrog._native import transfer
-    from woodfrog.image.chunks import pack_column
+    from woodfrog.image.chunks import packed
 
     joined = b"".join(digests)
-    located = reader.locate(joined, pack_column(sizes))
+    located = reader.locate(joined, packed(sizes))
     descriptor = os.memfd_create("chunks")
     try:
         os.truncate(descriptor, len(digests) * chunk_bytes)

@@ -11,11 +11,11 @@ of a step holds the tokens and the bits of their logits. On a CPU the same step 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import protocol
+from cuda_graph import captured
 
 if TYPE_CHECKING:
     import torch
@@ -136,25 +136,6 @@ class Decoder:
         self.position.copy_((self.position + 1) % shape.positions)
 
 
-def captured(decoder: Decoder, device: torch.device) -> Callable[[], None]:
-    """The step as the replay of a CUDA graph; on another device the step itself."""
-    import torch
-
-    if device.type != "cuda":
-        return decoder.step
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):  # libraries set themselves up outside the capture
-        for _ in range(3):
-            decoder.step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        decoder.step()
-    replay: Callable[[], None] = graph.replay
-    return replay
-
-
 def main() -> None:
     parser = protocol.parser(__doc__ or "", steps=500, state_gib=4.0)
     parser.add_argument("--batch", type=int, default=4, help="sequences decoded at once")
@@ -170,7 +151,7 @@ def main() -> None:
     shape = Shape.for_state(arguments.state_gib, arguments.batch)
     with torch.inference_mode():
         decoder = Decoder(shape, device, arguments.seed)
-        next_token = captured(decoder, device)
+        next_token = captured(decoder.step, device)
         log.start(
             "decode_graphs",
             decoder.state_bytes(),

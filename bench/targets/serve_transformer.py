@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import protocol
+from cuda_graph import captured
 
 if TYPE_CHECKING:
     import torch
@@ -150,24 +151,6 @@ class Server:
         self.position.add_(1)
 
 
-def captured(server: Server) -> Any:
-    """``write_token`` as the replay of a CUDA graph; on another device itself."""
-    import torch
-
-    if server.device.type != "cuda":
-        return server.write_token
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):  # libraries set themselves up outside the capture
-        for _ in range(3):
-            server.write_token()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        server.write_token()
-    return graph.replay
-
-
 def main() -> None:
     parser = protocol.parser(__doc__ or "", steps=1_000_000)
     parser.add_argument("--layers", type=int, default=32)
@@ -195,7 +178,7 @@ def main() -> None:
     prompts = torch.Generator(device="cpu").manual_seed(arguments.seed)
     with torch.inference_mode():
         server = Server(shape, device, arguments.seed)
-        next_token = captured(server)
+        next_token = captured(server.write_token, server.device)
         tensors = server.tensors()
         log.start(
             "serve_transformer",

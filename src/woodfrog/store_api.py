@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,13 +16,13 @@ from typing import Any
 from woodfrog import api
 from woodfrog.api import OnEvent, StorePath
 from woodfrog.errors import NotFoundError, UsageError, WoodfrogError
-from woodfrog.image import codec
 from woodfrog.image.diff import ImageDiff
 from woodfrog.image.diff import diff as manifest_diff
 from woodfrog.image.layout import split_reference
 from woodfrog.image.picture import Picture
 from woodfrog.image.picture import picture as manifest_picture
-from woodfrog.image.repository import ImageRepository, chunks_of
+from woodfrog.image.progress import OnProgress
+from woodfrog.image.repository import ImageRepository
 from woodfrog.store.copying import CopyResult
 from woodfrog.store.open import default_place
 from woodfrog.store.prune import PrunePlan
@@ -31,8 +31,6 @@ from woodfrog.store.retention import RetentionPlan
 from woodfrog.store.verify import Problem
 
 __all__ = ["PruneResult", "copy", "diff", "picture", "prune", "pull", "push", "repair", "verify_store"]
-
-OnProgress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
@@ -85,21 +83,20 @@ def prune(
         errors = {} if dry_run else _remove(going, repository.url)
         left = set() if dry_run else {entry.reference for entry in repository.store.list(name)}
         removed = [reference for reference in going if reference not in left]
-        hidden = set(removed) if dry_run else set()
-
-        def staying(data: bytes) -> Iterable[tuple[bytes, bytes]]:
-            return () if hidden and codec.decode(data).reference in hidden else chunks_of(data)
-
-        with _told("prune", on_event) as progress:
-            plan = repository.store.prune(staying, dry_run=dry_run, grace_s=grace_s, progress=progress)
+        plan = repository.prune(
+            dry_run=dry_run,
+            grace_s=grace_s,
+            without=set(removed) if dry_run else (),
+            on_progress=_events("prune", on_event),
+        )
     return PruneResult(dry_run, plan, retention, removed, errors)
 
 
 def repair(*, store: StorePath = None, on_event: OnEvent | None = None) -> RepairReport:
     """Rebuild the index from the packs and save what can be saved of damaged ones. Deletes no image and no intact
     chunk; which images are still incomplete afterwards is in the report."""
-    with _opened(store) as repository, _told("repair", on_event) as progress:
-        return repository.store.repair(chunks_of, progress=progress)
+    with _opened(store) as repository:
+        return repository.repair(on_progress=_events("repair", on_event))
 
 
 def verify_store(*, store: StorePath = None, sample: float = 1.0, on_event: OnEvent | None = None) -> list[Problem]:
@@ -107,8 +104,8 @@ def verify_store(*, store: StorePath = None, sample: float = 1.0, on_event: OnEv
     (0 to 1) of the chunks whose bytes are read and compared."""
     if not 0 <= sample <= 1:
         raise UsageError(f"a sample of {sample} is no fraction", advice="give a number from 0 to 1")
-    with _opened(store) as repository, _told("verify", on_event) as progress:
-        return repository.store.verify(chunks_of, sample=sample, progress=progress)
+    with _opened(store) as repository:
+        return repository.verify(sample=sample, on_progress=_events("verify", on_event))
 
 
 def copy(
@@ -231,11 +228,3 @@ def _events(phase: str, on_event: OnEvent | None) -> OnProgress | None:
         on_event({"event": "progress", "phase": phase, "bytes_done": done, "bytes_total": total, "seconds": seconds})
 
     return progress
-
-
-@contextmanager
-def _told(phase: str, on_event: OnEvent | None) -> Iterator[Any]:
-    from woodfrog.image.progress import told
-
-    with told(_events(phase, on_event), 0) as progress:
-        yield progress

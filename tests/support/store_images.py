@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 
 from blake3 import blake3
 
-from woodfrog._native.transfer import extract_from_packs
+from woodfrog._native.transfer import extract_from_packs, hash_pieces
 from woodfrog.errors import BadImageError
+from woodfrog.store.records import chunk_table, positions_of, select_rows
 from woodfrog.store.session import WriteSession
 from woodfrog.store.store import Store
 
@@ -57,10 +58,20 @@ def memory_file(data: bytes) -> int:
     return descriptor
 
 
-def store_data(session: WriteSession, data: bytes, compress: str = "none") -> bytes:
+def store_data(session: WriteSession, data: bytes, compress: str = "none", chunk_bytes: int = CHUNK_BYTES) -> bytes:
+    """What of `data` the store lacks; the digests of all its chunks, as the product's own hash says."""
     descriptor = memory_file(data)
     try:
-        return session.write_files([(descriptor, 0, len(data))], compress=compress)
+        digests = hash_pieces([(descriptor, 0, len(data))], chunk_bytes=chunk_bytes)
+        sizes = sizes_of(data, chunk_bytes)
+        new = positions_of(session.missing(digests, sizes))
+        if new:
+            offsets = [at * chunk_bytes for at in new]
+            table = chunk_table(
+                select_rows(digests, new, 32), offsets, positions_of(select_rows(sizes, new, 4)), [0] * len(new)
+            )
+            session.write(table, [descriptor], compress=compress)
+        return digests
     finally:
         os.close(descriptor)
 
@@ -69,7 +80,7 @@ def write(store: Store, data: bytes, name: str = "small", compress: str = "none"
     """A whole image; returns its reference."""
     chunk_bytes = store.chunk_bytes
     with store.session() as session:
-        assert store_data(session, data, compress) == digests_of(data, chunk_bytes)
+        assert store_data(session, data, compress, chunk_bytes) == digests_of(data, chunk_bytes)
         pairs = [(digests_of(data, chunk_bytes), sizes_of(data, chunk_bytes))]
         return session.publish(name, lambda number: manifest(data, number, chunk_bytes), pairs)
 

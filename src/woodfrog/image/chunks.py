@@ -16,6 +16,7 @@ from blake3 import blake3
 
 from woodfrog.image.manifest import DIGEST_BYTES, Amounts, Manifest, chunk_count
 from woodfrog.store.records import chunk_table as chunk_table
+from woodfrog.store.records import packed as packed
 from woodfrog.store.records import positions_of as positions_of
 from woodfrog.store.records import select_rows
 
@@ -64,11 +65,6 @@ class Cut:
         return numbers
 
 
-def pack_column(numbers: Iterable[int]) -> bytes:
-    """The packed form (u32) of chunk numbers or sizes."""
-    return array("I", numbers).tobytes()
-
-
 def select_digests(digests: bytes, positions: Iterable[int]) -> bytes:
     """The digests at these positions, in their order."""
     return select_rows(digests, positions, DIGEST_BYTES)
@@ -83,10 +79,10 @@ def named_by(manifest: Manifest) -> Iterator[tuple[bytes, bytes]]:
     """Every chunk that an image needs, as the store asks: 32-byte digests back to back, and the chunks' sizes (packed
     u32); first the handles', then CRIU's files'."""
     handles = Cut([handle.size for handle in manifest.handles], manifest.chunk_bytes)
-    yield manifest.digests, pack_column(handles.sizes)
+    yield manifest.digests, packed(handles.sizes)
     if manifest.cpu is not None:
         files = Cut([record.size_bytes for record in manifest.cpu.files], manifest.chunk_bytes)
-        yield manifest.cpu_digests, pack_column(files.sizes)
+        yield manifest.cpu_digests, packed(files.sizes)
 
 
 @lru_cache(maxsize=8)

@@ -154,11 +154,11 @@ class Image:
         from woodfrog._native import transfer
 
         reader = self._open_reader()
-        packs = pack_column(reader.find(digests, chunks.pack_column(cut.sizes)))
+        packs = pack_column(reader.find(digests, chunks.packed(cut.sizes)))
         absent = {position for position, pack in enumerate(packs) if pack == ABSENT}
         present = [position for position in range(len(cut)) if position not in absent]
         there = chunks.select_digests(digests, present)
-        located = reader.locate(there, chunks.pack_column(chunks.select(cut.sizes, present)), progress)
+        located = reader.locate(there, chunks.packed(chunks.select(cut.sizes, present)), progress)
         wrong = transfer.check_packs(there, located.locations, located.packs, progress=progress)
         return absent, [present[at] for at in wrong]
 
@@ -193,7 +193,7 @@ class Image:
     def _locate(self, digests: bytes, sizes: Sequence[int], progress: Progress | None) -> Located:
         cut = chunks.Cut(sizes, self.manifest.chunk_bytes)
         try:
-            return self._open_reader().locate(digests, chunks.pack_column(cut.sizes), progress)
+            return self._open_reader().locate(digests, chunks.packed(cut.sizes), progress)
         except BadImageError as error:
             raise BadImageError(
                 f"{self.reference} is not whole: {error.reason}",

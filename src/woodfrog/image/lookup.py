@@ -10,7 +10,7 @@ from array import array
 
 from woodfrog._native.transfer import ChunkIndex
 from woodfrog.image.manifest import DIGEST_BYTES
-from woodfrog.store.records import LOCATION_BYTES, RECORD_BYTES, ZERO, pack_column, positions_of
+from woodfrog.store.records import LOCATION_BYTES, RECORD_BYTES, ZERO, interleave, pack_column, positions_of
 
 _MINE = 0  # the "pack" of everything in the index
 
@@ -54,14 +54,11 @@ def _places(locations: bytes) -> memoryview:
 def _records(digests: bytes, sizes: array[int]) -> bytes:
     """Pack records (layout: woodfrog._native.transfer) in which the offset is the position."""
     count = len(digests) // DIGEST_BYTES
-    records = bytearray(count * RECORD_BYTES)
     packed_sizes = sizes.tobytes()
-    for begin, width, column in (
+    columns = (
         (0, DIGEST_BYTES, digests),
         (32, 8, array("Q", range(count)).tobytes()),
         (40, 4, packed_sizes),  # stored, as raw
         (44, 4, packed_sizes),
-    ):
-        for byte in range(width):
-            records[begin + byte :: RECORD_BYTES] = column[byte::width]
-    return bytes(records)
+    )
+    return interleave(count, RECORD_BYTES, columns)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import builtins
 import os
 import tempfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from woodfrog.errors import BadImageError, NotFoundError, WoodfrogError
+from woodfrog.errors import BadImageError, NotFoundError, UsageError, WoodfrogError
 from woodfrog.image import chunks, codec, layout
 from woodfrog.image.image import Image
 from woodfrog.image.manifest import Manifest
@@ -151,13 +151,20 @@ class ImageRepository:
         *,
         dry_run: bool = False,
         grace_s: float | None = None,
+        without: Collection[str] = (),
         on_progress: OnProgress | None = None,
     ) -> prune.PrunePlan:
         """Delete the chunks that no image names (those of packs younger than `grace_s` stay; None: the store's own
-        grace); with `dry_run` only say what would go. RefusedError while the store is in use; BadImageError, with
-        nothing deleted, when a manifest cannot be read."""
+        grace); with `dry_run` only say what would go, as if the images `without` were gone. RefusedError while the
+        store is in use; BadImageError, with nothing deleted, when a manifest cannot be read."""
+        if without and not dry_run:
+            raise UsageError("images are left out of a dry run only", advice="remove them first")
+
+        def staying(data: bytes) -> Iterable[tuple[bytes, bytes]]:
+            return () if without and codec.decode(data).reference in without else chunks_of(data)
+
         with told(on_progress, 0) as progress:
-            return self.store.prune(chunks_of, dry_run=dry_run, grace_s=grace_s, progress=progress)
+            return self.store.prune(staying, dry_run=dry_run, grace_s=grace_s, progress=progress)
 
     def verify(self, *, sample: float = 1.0, on_progress: OnProgress | None = None) -> builtins.list[verify.Problem]:
         """What is wrong with the store: packs, indexes, images that lack chunks. `sample`: the fraction of chunks whose

@@ -77,7 +77,7 @@ class ImageWriter:
         whole = b"".join(digests)
         cut = chunks.Cut([size for part in cuts for size in part.piece_sizes], self.chunk_bytes)
         with self._lock:
-            positions = chunks.positions_of(self._session.missing(whole, chunks.pack_column(cut.sizes)))
+            positions = chunks.positions_of(self._session.missing(whole, chunks.packed(cut.sizes)))
         self._gpu = chunks.amounts(whole, cut, positions)
         return positions, self._gpu
 
@@ -156,7 +156,7 @@ class ImageWriter:
             digests = transfer.hash_pieces(
                 [piece for piece in pieces if piece[2]], chunk_bytes=self.chunk_bytes, progress=progress
             )
-            new = chunks.positions_of(self._session.missing(digests, chunks.pack_column(cut.sizes)))
+            new = chunks.positions_of(self._session.missing(digests, chunks.packed(cut.sizes)))
             table = chunks.chunk_table(
                 chunks.select_digests(digests, new),
                 chunks.select(cut.offsets(), new),

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import accumulate, groupby
 from typing import TYPE_CHECKING, Any
 
-from woodfrog.image.chunks import Cut, pack_column
+from woodfrog.image.chunks import Cut, packed
 from woodfrog.image.manifest import DIGEST_BYTES
 from woodfrog.operations.context import Arenas, Devices
 from woodfrog.operations.notes import HandleNote
@@ -192,7 +192,7 @@ class GpuData:
             count = sum(size for _, size in ranges) // chunk_bytes
             transfer.drain_chunks(
                 self._pieces(part),
-                pack_column(positions[done : done + count]),
+                packed(positions[done : done + count]),
                 arenas.arena(node),
                 ranges,
                 chunk_bytes=chunk_bytes,

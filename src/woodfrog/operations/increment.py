@@ -196,15 +196,16 @@ class Increment:
             offsets.extend(range(offset, offset + count * chunk_bytes, chunk_bytes))
             sources.extend(array("I", [source_of[node]]) * count)
         sizes = chunks.select(cut.sizes, batch)
+        used = list(arenas.values())
         if self._everything:
-            self._check_batch(part, batch, offsets, sizes, [list(arenas.values())[source] for source in sources])
+            self._check_batch(part, batch, offsets, sizes, [used[source] for source in sources])
             new = set(self._new[part.number])
             kept = [at for at, position in enumerate(batch) if position in new]
             batch = [batch[at] for at in kept]
             offsets, sizes, sources = (chunks.select(column, kept) for column in (offsets, sizes, sources))
         if batch:
             table = chunks.chunk_table(chunks.select_digests(digests, batch), offsets, sizes, sources)
-            self._writer.write_gpu(table, list(arenas.values()), progress)
+            self._writer.write_gpu(table, used, progress)
 
     def _check_batch(
         self, part: DevicePart, batch: Sequence[int], offsets: array[int], sizes: array[int], arenas: Sequence[Arena]

@@ -6,7 +6,7 @@ by the next and not sent again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from woodfrog._native.transfer import Arena, IntegrityError, Progress
@@ -15,7 +15,7 @@ from woodfrog.faults import fault_point
 from woodfrog.store import moving
 from woodfrog.store.entries import OpenManifest
 from woodfrog.store.reader import Reader
-from woodfrog.store.records import DIGEST_BYTES, positions_of, select_rows
+from woodfrog.store.records import DIGEST_BYTES, batches, positions_of, select_rows
 from woodfrog.store.session import WriteSession
 from woodfrog.store.tiers.protocol import Digests
 
@@ -64,7 +64,7 @@ def copy_image(
         session.write(chunks, sources, compress=compress, level=level, progress=progress)
 
     for some, sizes in columns:
-        for positions in _batches(positions_of(session.missing(some, sizes)), positions_of(sizes), spool_bytes):
+        for positions in batches(positions_of(session.missing(some, sizes)), positions_of(sizes), spool_bytes):
             wanted = select_rows(some, positions, DIGEST_BYTES)
             located = reader.locate(wanted, select_rows(sizes, positions, 4))
             fault_point("store.copy.located")
@@ -92,16 +92,3 @@ def copy_image(
         reference, published = session.publish(name, manifest, columns), True
     chunks = sum(len(some) for some, _ in columns) // DIGEST_BYTES
     return CopyResult(reference, chunks, copied_chunks, copied_bytes, not published)
-
-
-def _batches(positions: Sequence[int], sizes: Sequence[int], limit_bytes: int) -> Iterator[list[int]]:
-    batch: list[int] = []
-    total = 0
-    for at in positions:
-        if batch and total + sizes[at] > limit_bytes:
-            yield batch
-            batch, total = [], 0
-        batch.append(at)
-        total += sizes[at]
-    if batch:
-        yield batch

@@ -4,7 +4,7 @@ save. Every chunk is compared with its digest on the way; none passes through a 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from woodfrog._native.transfer import Arena, Progress, extract_from_packs
 from woodfrog.store import space
@@ -12,6 +12,7 @@ from woodfrog.store.records import (
     DIGEST_BYTES,
     LOCATION,
     LOCATION_BYTES,
+    batches,
     chunk_table,
     running_offsets,
     select_rows,
@@ -48,7 +49,7 @@ def move(
         )
         write(table, [packs[number] for number in sources])
     encoded = [at for at, row in enumerate(rows) if row[3] != _RAW]
-    for group in _groups(encoded, [row[2] for row in rows]):
+    for group in batches(encoded, [row[2] for row in rows], SPOOL_BYTES):
         sizes = [rows[at][2] for at in group]
         offsets = running_offsets(sizes)
         some = select_rows(digests, group, DIGEST_BYTES)
@@ -66,16 +67,3 @@ def move(
             write(chunk_table(some, offsets, sizes, [0] * len(group)), [file.fd])
         finally:
             file.close()
-
-
-def _groups(positions: Sequence[int], sizes: Sequence[int]) -> Iterator[list[int]]:
-    group: list[int] = []
-    total = 0
-    for at in positions:
-        if group and total + sizes[at] > SPOOL_BYTES:
-            yield group
-            group, total = [], 0
-        group.append(at)
-        total += sizes[at]
-    if group:
-        yield group

@@ -7,7 +7,7 @@ every machine with a CUDA GPU is.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from woodfrog._native import transfer
 
@@ -41,14 +41,6 @@ def offsets_of(records: bytes) -> memoryview:
 def stored_sizes_of(records: bytes) -> memoryview:
     """The stored sizes (u32) of pack records."""
     return memoryview(records).cast("I")[10::14]
-
-
-def raw_sizes_of(records: bytes) -> memoryview:
-    return memoryview(records).cast("I")[11::14]
-
-
-def encodings_of(records: bytes) -> memoryview:
-    return memoryview(records).cast("I")[12::14]
 
 
 def locations_of(records: bytes, pack: int) -> bytes:
@@ -87,20 +79,43 @@ def positions_of(packed: bytes) -> array[int]:
     return positions
 
 
+def packed(numbers: Iterable[int]) -> bytes:
+    """Chunk numbers or sizes as packed u32."""
+    return array("I", numbers).tobytes()
+
+
+def interleave(count: int, row_bytes: int, columns: Iterable[tuple[int, int, bytes]]) -> bytes:
+    """A table of `count` rows out of columns: (where in a row, bytes wide, the values back to back). The rest is 0."""
+    table = bytearray(count * row_bytes)
+    for begin, width, column in columns:
+        for byte in range(width):
+            table[begin + byte :: row_bytes] = column[byte::width]
+    return bytes(table)
+
+
 def chunk_table(digests: bytes, offsets: Iterable[int], sizes: Iterable[int], sources: Iterable[int]) -> bytes:
     """Chunk records out of columns with one entry a chunk."""
-    count = len(digests) // DIGEST_BYTES
     columns = (
         (0, DIGEST_BYTES, digests),
         (32, 8, array("Q", offsets).tobytes()),
-        (40, 4, array("I", sizes).tobytes()),
-        (44, 4, array("I", sources).tobytes()),
+        (40, 4, packed(sizes)),
+        (44, 4, packed(sources)),
     )
-    table = bytearray(count * CHUNK_BYTES)
-    for begin, width, column in columns:
-        for byte in range(width):
-            table[begin + byte :: CHUNK_BYTES] = column[byte::width]
-    return bytes(table)
+    return interleave(len(digests) // DIGEST_BYTES, CHUNK_BYTES, columns)
+
+
+def batches(positions: Iterable[int], sizes: Sequence[int] | memoryview, limit_bytes: int) -> Iterator[list[int]]:
+    """The positions in their order, in groups whose sizes add up to at most `limit_bytes`; a larger one goes alone."""
+    batch: list[int] = []
+    total = 0
+    for at in positions:
+        if batch and total + sizes[at] > limit_bytes:
+            yield batch
+            batch, total = [], 0
+        batch.append(at)
+        total += sizes[at]
+    if batch:
+        yield batch
 
 
 def running_offsets(sizes: Sequence[int] | memoryview) -> array[int]:

@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
-from woodfrog._native.transfer import Arena, ChunkIndex, Progress, hash_pieces
+from woodfrog._native.transfer import Arena, ChunkIndex, Progress
 from woodfrog.errors import BadImageError, RefusedError, UsageError, WoodfrogError
 from woodfrog.faults import fault_point
 from woodfrog.store import images, indexes, keys, names, space
 from woodfrog.store.catalogue import Catalogue, View
 from woodfrog.store.entries import Hold
 from woodfrog.store.packing import Packer
-from woodfrog.store.records import ABSENT, DIGEST_BYTES, chunk_table, pack_column, positions_of, select_rows
+from woodfrog.store.records import ABSENT, DIGEST_BYTES, pack_column, positions_of, select_rows
 from woodfrog.store.tiers.protocol import Tier
 
 _ATTEMPTS = 1000  # numbers tried in a row: that many writers of one name at once are none of ours
@@ -77,40 +77,6 @@ class WriteSession:
                 self._unflushed.add(self._unflushed_calls, records)
                 self._unflushed_calls += 1
         return written.stored_bytes
-
-    def write_files(
-        self,
-        pieces: Sequence[tuple[int, int, int]],
-        *,
-        compress: str = "auto",
-        level: int = 0,
-        threads: int = 0,
-        progress: Progress | None = None,
-    ) -> bytes:
-        """Store parts of files, (descriptor, offset, size) each, of which only what is missing is written. Returns the
-        digests of all their chunks in order; every piece starts a chunk, and its last may be short."""
-        self._check_open()
-        digests = hash_pieces(pieces, chunk_bytes=self._chunk_bytes, threads=threads, progress=progress)
-        offsets: list[int] = []
-        sizes: list[int] = []
-        sources: list[int] = []
-        for source, (_, begin, size) in enumerate(pieces):
-            for at in range(0, size, self._chunk_bytes):
-                offsets.append(begin + at)
-                sizes.append(min(self._chunk_bytes, size - at))
-                sources.append(source)
-        packed_sizes = b"".join(size.to_bytes(4, "little") for size in sizes)
-        new = positions_of(self.missing(digests, packed_sizes))
-        if new:
-            table = chunk_table(digests, offsets, sizes, sources)
-            self.write(
-                select_rows(table, new, len(table) // len(sizes)),
-                [descriptor for descriptor, _, _ in pieces],
-                compress=compress,
-                level=level,
-                threads=threads,
-            )
-        return digests
 
     @property
     def tier(self) -> Tier:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "support"))
 
 import interruptible  # noqa: F401
+from finished import Finished
 from product import Product, build_targets, new_root
 from typer.testing import CliRunner
 
@@ -32,19 +30,6 @@ def product(targets: Path) -> Iterator[Product]:
     made = Product(new_root(), targets)
     yield made
     made.close()
-
-
-@dataclass
-class Finished:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        """The one document that stdout is, with nothing beside it."""
-        assert self.out.count("\n") == 1, self.out + self.err
-        return json.loads(self.out)
 
 
 @pytest.fixture

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 import small_images
+from finished import Finished
 from typer.testing import CliRunner
 
 from woodfrog.cli.app import app
@@ -18,19 +16,6 @@ from woodfrog.errors import ExitCode
 from woodfrog.image.repository import ImageRepository
 
 CHUNK = small_images.CHUNK_BYTES
-
-
-@dataclass
-class Finished:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        """The one document that stdout is."""
-        assert self.out.count("\n") == 1, self.out + self.err
-        return json.loads(self.out)
 
 
 Woodfrog = Callable[..., Finished]
