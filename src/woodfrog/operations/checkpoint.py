@@ -97,6 +97,7 @@ class Checkpoint(FreezingOperation):
         self._increment: Increment | None = None
         self._dumped: Dumped | None = None
         self._draft: manifests.Draft | None = None
+        self._store_url = ""
         self._reference = ""
         self._image_path = ""
         self._manifest: Manifest | None = None
@@ -152,6 +153,7 @@ class Checkpoint(FreezingOperation):
         request, context = self._request, self._context
         name = request.name or image_name(surveyed.name)
         images = self._images
+        self._store_url = images.url
         last = context.history.last(surveyed, images, name)
         new_bytes = history.estimate_bytes(surveyed.owned_bytes, last)
         needed_disk = new_bytes
@@ -261,7 +263,7 @@ class Checkpoint(FreezingOperation):
         self._manifest = committed.manifest
         notes = self._target.notes
         last = LastImage(committed.reference, committed.manifest.stats.gpu.new)
-        self._context.history.record(notes.pid, notes.start_ticks, self._images.url, last)
+        self._context.history.record(notes.pid, notes.start_ticks, self._store_url, last)
 
     def _end(self) -> None:
         """The image is durable; now the target may go. Safe to repeat."""

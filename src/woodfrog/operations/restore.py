@@ -91,6 +91,7 @@ class Restore:
         self._request = request
         self.runner = Runner("restore", emit)
         self._limits = PhaseLimits()
+        self._store_url = ""
         self._image: Image | None = None
         self._criu: Criu | None = None
         self._plan: RestorePlan | None = None
@@ -135,6 +136,7 @@ class Restore:
     def _survey(self) -> None:
         context, request = self._context, self._request
         self._criu = context.criu()
+        self._store_url = self._images.url
         self._image = image = self._images.open(request.image)
         manifest = image.manifest
         findings = compatibility.judge(manifest, machine.facts(context, self._criu), request.gpu_map)
@@ -304,10 +306,11 @@ class Restore:
             )
 
     def _commit(self) -> None:
+        # What is needed afterwards is looked up before: once the target runs, nothing here may fail and end it again.
+        last = LastImage(self._opened.reference, self._opened.manifest.stats.gpu.new)
         self._target.return_and_resume()
-        notes, manifest = self._target.notes, self._opened.manifest
-        last = LastImage(self._opened.reference, manifest.stats.gpu.new)
-        self._context.history.record(notes.pid, notes.start_ticks, self._images.url, last)
+        notes = self._target.notes
+        self._context.history.record(notes.pid, notes.start_ticks, self._store_url, last)
 
     # ── undo and the rest ───────────────────────────────────────────────────────────────────────────────────────
 
