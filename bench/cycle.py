@@ -115,7 +115,7 @@ def measure_woodfrog(
                     mine.calls.append(call.call_s)
                 results.add(
                     kind=kind, size_gib=size_gib, repetition=repetition, gap_s=gap, stall_s=stall,
-                    wrong_words=wrong, **call.members(),
+                    wrong_words=wrong, control_memory_bytes=call.result.control_memory_bytes, **call.members(),
                 )  # fmt: skip
             shutil.rmtree(store)
     return series

@@ -56,7 +56,9 @@ class Case:
 
 
 CASES = (
-    Case("launch", "launch_loop", ("--steps", "40"), ("--steps", "5", "--launches", "2000"), reported("launches_per_s")),
+    Case(
+        "launch", "launch_loop", ("--steps", "40"), ("--steps", "5", "--launches", "2000"), reported("launches_per_s")
+    ),
     Case("alloc", "alloc_churn", ("--steps", "30"), ("--steps", "5", "--state-gib", "1"), reported("operations_per_s")),
     Case("decode", "decode_graphs", ("--steps", "800"), ("--steps", "100", "--state-gib", "0.25"), steps_per_s),
     Case(

@@ -192,6 +192,7 @@ class Checkpoint(FreezingOperation):
         self._frozen.notes.image = plan.name
         self._frozen.notes.directory = str(self._writer.directory)
         self._draft = manifests.Draft.of(context, surveyed, self._frozen.notes)
+        self._offer_control_memory(surveyed.simulated)
 
     def _handover(self) -> None:
         target = self._target
@@ -331,6 +332,7 @@ class Checkpoint(FreezingOperation):
             "chunks": increment.chunk_count if increment else 0,
             "new_chunks": increment.new_chunk_count if increment else 0,
             "ring": increment.streamed if increment else False,
+            "control_memory_bytes": self._target.control_memory_taken,
         }
 
 

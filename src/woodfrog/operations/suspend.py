@@ -100,6 +100,7 @@ class Suspend(FreezingOperation):
                 )
 
         self._frozen = FrozenTarget(self._context, surveyed.notes("suspend"))
+        self._offer_control_memory(surveyed.simulated)
 
     def _handover(self) -> None:
         target = self._target
