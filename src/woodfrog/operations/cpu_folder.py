@@ -11,6 +11,7 @@ import shutil
 from pathlib import Path
 
 from woodfrog.operations import room
+from woodfrog.store import files
 from woodfrog.store.store import Store
 
 
@@ -24,7 +25,7 @@ class CpuFolder:
     @classmethod
     def make(cls, work: Path, store: Store, size_bytes: int) -> CpuFolder:
         """An empty folder with room for so many bytes. `work` is the restore's own directory. NoSpaceError."""
-        if _is_tmpfs(work) and _free_bytes(work) > 2 * size_bytes and room.host_has(2 * size_bytes):
+        if files.is_in_memory(work) and _free_bytes(work) > 2 * size_bytes and room.host_has(2 * size_bytes):
             folder = work / "cpu"
             folder.mkdir(mode=0o700)
             return cls(folder, None)
@@ -36,17 +37,6 @@ class CpuFolder:
         if self._store is not None:
             self._store.tier.remove_directory(self.path)
         shutil.rmtree(self.path, ignore_errors=True)
-
-
-def _is_tmpfs(path: Path) -> bool:
-    """By the file system's name in the mount table, as Python has no statfs."""
-    device = path.stat().st_dev
-    wanted = f"{os.major(device)}:{os.minor(device)}"
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        fields = line.split()
-        if fields[2] == wanted:
-            return fields[fields.index("-") + 1] == "tmpfs"
-    return False
 
 
 def _free_bytes(path: Path) -> int:

@@ -306,8 +306,8 @@ def split_positions(positions: array[int], cuts: Sequence[Cut]) -> list[array[in
 
 
 def copy_threads() -> int:
-    """Threads that hash and write for one device: half of the processors, the target's own work goes on beside."""
-    return max(1, min(8, (os.cpu_count() or 2) // 2))
+    """Threads that read for one device: the target waits for them, and CRIU and the driver have work beside."""
+    return max(1, min(16, (os.cpu_count() or 2) - 2))
 
 
 def close_all(fds: Sequence[int]) -> None:

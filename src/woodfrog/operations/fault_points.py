@@ -23,7 +23,7 @@ CHECKPOINT = (
     "commit",
     "end",
 )
-RESTORE = ("survey", "prepare", "allocate", "refill", "cpu", "control", "return", "verify", "commit")
+RESTORE = ("survey", "prepare", "allocate", "refill", "extract", "cpu", "control", "return", "verify", "commit")
 SUSPEND = ("survey", "prepare", "quiesce", "handover", "import", "control", "drain", "commit", "end")
 RESUME = ("survey", "allocate", "refill", "control", "return", "commit", "end")
 

@@ -119,13 +119,14 @@ class Restore:
         limits = self._limits
         allocate = Phase("allocate", self._allocate, self._release_data, limit_s=limits.short_s)
         refill = Phase("refill", self._refill, limit_s=limits.long_s)
+        extract = Phase("extract", self._extract, limit_s=limits.long_s)
         cpu = Phase("cpu", self._cpu, self._end_tree, limit_s=limits.long_s)
         control = Phase("control", self._control, limit_s=limits.driver_s)
         verify = [Phase("verify", self._verify, limit_s=limits.long_s)] if self._request.verify else []
         return [
             Phase("survey", self._survey, limit_s=limits.short_s),
             Phase("prepare", self._prepare, limit_s=limits.long_s),
-            Beside([allocate, refill], [cpu, control]),
+            Beside([allocate, refill], [extract, cpu, control]),
             Phase("return", self._return, limit_s=limits.short_s),
             *verify,
             Phase("commit", self._commit, limit_s=limits.short_s, commits=True),
@@ -162,20 +163,18 @@ class Restore:
         self._require_room(manifest)
 
     def _prepare(self) -> None:
-        """Every chunk found (and fetched, from a remote store), the CPU side on a disk, a ring for each device."""
+        """Every chunk of GPU memory found (and fetched, from a remote store), and a ring for each device."""
         from woodfrog._native import transfer
 
         assert self._data is not None
         assert self._notes is not None
         image, data, notes = self._opened, self._data, self._notes
-        fetching, extracting = transfer.Progress(), transfer.Progress()
-        with self.runner.counting("prepare", JointProgress([fetching, extracting])):
+        fetching = transfer.Progress()
+        with self.runner.counting("prepare", JointProgress([fetching])):
             self._located = image.locate_gpu(fetching)
-            self._work = Path(notes.directory)
-            self._work.mkdir(mode=0o700, exist_ok=True)
-            self._cpu_folder = CpuFolder.make(self._work, self._images.store, image.manifest.cpu_bytes)
-            image.extract_cpu(self._cpu_folder.path, progress=extracting)
-        criu_module.refuse_taken_numbers(criu_images.tasks(self._cpu_folder.path))
+        self._work = Path(notes.directory)
+        self._work.mkdir(mode=0o700, exist_ok=True)
+        self._cpu_folder = CpuFolder.make(self._work, self._images.store, image.manifest.cpu_bytes)
         sizes = {part.number: part.size_bytes for part in data.parts}
         rings = take_rings(self._context.arenas, sizes, notes.user, image.manifest.chunk_bytes)
         self._rings = [rings[part.number] for part in data.parts]
@@ -251,6 +250,16 @@ class Restore:
                 manifest.chunk_bytes,
                 progress,
             )
+
+    def _extract(self) -> None:
+        """The CPU side where CRIU can read it, while the GPU's memory is filled."""
+        from woodfrog._native import transfer
+
+        assert self._cpu_folder is not None
+        extracting = transfer.Progress()
+        with self.runner.counting("extract", JointProgress([extracting])):
+            self._opened.extract_cpu(self._cpu_folder.path, progress=extracting)
+        criu_module.refuse_taken_numbers(criu_images.tasks(self._cpu_folder.path))
 
     def _cpu(self) -> None:
         assert self._criu is not None

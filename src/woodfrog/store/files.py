@@ -12,6 +12,7 @@ import fcntl
 import os
 import stat
 from contextlib import suppress
+from pathlib import Path
 
 from woodfrog.errors import BadImageError, NotFoundError, RefusedError
 
@@ -19,6 +20,17 @@ DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: a planted FIFO must not hang us
 RENAME_NOREPLACE = 1  # linux/fs.h
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+def is_in_memory(path: Path) -> bool:
+    """Whether it lies on a tmpfs: by the file system's name in the mount table, as Python has no statfs."""
+    device = path.stat().st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        fields = line.split()
+        if fields[2] == wanted:
+            return fields[fields.index("-") + 1] == "tmpfs"
+    return False
 
 
 def open_directory(path: str | os.PathLike[str], *, dir_fd: int | None = None, what: str = "an image") -> int:

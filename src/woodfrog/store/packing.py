@@ -63,6 +63,7 @@ class Packer:
     def __init__(self, tier: Tier, chunk_bytes: int) -> None:
         self._tier = tier
         self._chunk_bytes = chunk_bytes
+        self._in_memory = tier.local and files.is_in_memory(tier.spool)
         self._open: list[_Growing] = []  # with room for more, and in no lane's hands
         self._sealed: list[tuple[_Growing, Future[None]]] = []
         self._sealing = threading.Lock()  # of `_sealed` and the making of `_pool`
@@ -80,6 +81,8 @@ class Packer:
         progress: Progress | None = None,
     ) -> Written:
         """See WriteSession.write. Returns, or raises, when every lane is at rest."""
+        if compress == "auto" and self._in_memory:
+            compress = "none"  # memory is faster than any of them, on the way in and out
         processors = threads or len(os.sched_getaffinity(0))
         lanes = self._lanes(len(chunks) // CHUNK_BYTES * self._chunk_bytes, processors)
         job = _Job(sources, compress, level, max(1, processors // lanes), progress, threading.Event())

@@ -89,3 +89,20 @@ def test_a_wrong_chunk_in_one_lane_is_refused(store: Store, chunks: tuple[bytes,
     )  # the last lane's last chunk
     with pytest.raises(transfer.IntegrityError), store.session() as session:
         session.write(wrong, [fd], compress="none")
+
+
+def test_a_store_in_memory_is_compressed_only_if_that_is_asked_for(make_place: Callable[..., Place]) -> None:
+    stored = {}
+    for compress in ("auto", "lz4"):
+        opened = make_place("ram").open()
+        size = opened.chunk_bytes
+        with open(os.memfd_create("text"), "w+b") as file:
+            file.write(b"woodfrog " * (size // 9) + bytes(size % 9))
+            file.flush()
+            digests = transfer.hash_pieces([(file.fileno(), 0, size)], chunk_bytes=size)
+            with opened.session() as session:
+                stored[compress] = session.write(
+                    chunk_table(digests, [0], [size], [0]), [file.fileno()], compress=compress
+                )
+    assert stored["lz4"] < stored["auto"] // 2
+    assert stored["auto"] == size
