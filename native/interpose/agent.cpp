@@ -13,6 +13,7 @@
 #include "handover.hpp"
 #include "memory.hpp"
 #include "quiesce.hpp"
+#include "shadow_worker.hpp"
 #include "survey.hpp"
 #include "transport.hpp"
 
@@ -36,6 +37,9 @@ using wire::Type;
 
 // Driver calls and nothing deep run on it; the default of some systems is less than drivers like.
 constexpr size_t kStackBytes = size_t{2} << 20;
+// For launches that wait to be evaluated when the process has come to rest; the application waits for it.
+constexpr std::chrono::seconds kEvaluationLimit{2};
+constexpr std::chrono::seconds kUnloadLimit{1};
 
 // Time since boot, in clock ticks, at which this process started: field 22 of /proc/self/stat.
 uint64_t start_ticks() {
@@ -159,6 +163,10 @@ class Agent {
             return release();
         case Type::resume:
             return go_on();
+        case Type::dirty:
+            return tell_dirty(packet);
+        case Type::committed:
+            return image_committed(packet);
         case Type::detach:
             forget_wakes();
             return {};
@@ -226,10 +234,66 @@ class Agent {
         return outcome;
     }
 
+    // What may have been written since the last committed image. Nothing is told when launches are not followed.
+    Outcome tell_dirty(const Packet &packet) {
+        wire::Image body{};
+        if (packet.payload.size() != sizeof(body))
+            return {Status::bad_message, CUDA_SUCCESS, 0, "dirty has the wrong length"};
+        if (state_ != State::quiesced && state_ != State::exported)
+            return wrong_state("dirty");
+        if (!shadow::on())
+            return {};
+        memcpy(&body, packet.payload.data(), sizeof(body));
+        const shadow::Report report = shadow::take_report(body.operation, now() + kEvaluationLimit);
+        wire::Tracking tracking{};
+        tracking.baseline = report.dirty.baseline;
+        tracking.launches = report.launches;
+        tracking.covered = report.covered;
+        tracking.everything = report.dirty.everything ? 1 : 0;
+        copy_text(tracking.why, report.dirty.why.c_str());
+        const Outcome gone{Status::bad_message, CUDA_SUCCESS, 0, "the daemon is gone"};
+        std::vector<wire::Dirty> batch;
+        for (size_t first = 0; first == 0 || first < report.dirty.ranges.size(); first += WF_MAX_ENTRIES) {
+            batch.clear();
+            for (size_t i = first; i < report.dirty.ranges.size() && i < first + WF_MAX_ENTRIES; ++i)
+                batch.push_back({report.dirty.ranges[i].id, report.dirty.ranges[i].offset_bytes,
+                                 report.dirty.ranges[i].size_bytes});
+            const bool last = first + WF_MAX_ENTRIES >= report.dirty.ranges.size();
+            if (!connection_.send(Type::dirty_batch, packet.header.sequence, Status::ok, last ? WF_FLAG_LAST : 0,
+                                  &tracking, sizeof(tracking), batch.data(), sizeof(wire::Dirty),
+                                  static_cast<uint32_t>(batch.size()), nullptr))
+                return gone;
+        }
+        std::vector<wire::Kernel> kernels;
+        for (const shadow::KernelUse &use : report.kernels) {
+            wire::Kernel kernel{};
+            kernel.launches = use.launches;
+            kernel.covered = use.covered ? 1 : 0;
+            copy_text(kernel.name, use.name.c_str());
+            kernels.push_back(kernel);
+        }
+        if (!connection_.send(Type::kernel_batch, packet.header.sequence, Status::ok, WF_FLAG_LAST, nullptr, 0,
+                              kernels.data(), sizeof(wire::Kernel), static_cast<uint32_t>(kernels.size()), nullptr))
+            return gone;
+        return {};
+    }
+
+    Outcome image_committed(const Packet &packet) {
+        wire::Image body{};
+        if (packet.payload.size() != sizeof(body))
+            return {Status::bad_message, CUDA_SUCCESS, 0, "committed has the wrong length"};
+        memcpy(&body, packet.payload.data(), sizeof(body));
+        if (shadow::on())
+            shadow::dirty_committed(body.operation);
+        return {};
+    }
+
     Outcome release() {
         if (state_ != State::exported)
             return wrong_state("release_memory");
         bool changed = false;
+        if (shadow::on())
+            shadow::unload_code(now() + kUnloadLimit);
         Outcome outcome = release_memory(&changed);
         // After a failure in the middle only a return leads on: it maps what is missing and accepts what is there.
         if (outcome.ok() || changed)

@@ -59,6 +59,7 @@ std::unique_ptr<Block> take_spare_block(const Context *owner, size_t size_bytes)
         if ((*block)->owner == owner && (*block)->size_bytes == size_bytes) {
             std::unique_ptr<Block> taken = std::move(*block);
             all.spare.erase(std::next(block).base());
+            taken->physical.id = next_physical_id(); // another allocation: what it held is nobody's any more
             return taken;
         }
     }

@@ -8,6 +8,7 @@
 #include "debug.hpp"
 #include "gate.hpp"
 #include "resolve.hpp"
+#include "shadow.hpp"
 #include "unknown.hpp"
 
 #include <cudaTypedefs.h>
@@ -127,6 +128,7 @@ void adopt(const char *path) {
         detail::real_functions[i].store(function, std::memory_order_relaxed);
         remember(function, static_cast<Symbol>(i));
     }
+    shadow::install();
     g_ready.store(true, std::memory_order_release);
     gate_prepare();
     debug("the driver is %s", path);
@@ -154,8 +156,10 @@ void learn_versions(const char *name) {
         const CUresult result = WF_REAL(cuGetProcAddress_v2)(name, &function, version.version, flags, &status);
         if (result != CUDA_SUCCESS || function == nullptr || recall(function) != Symbol::count)
             continue;
-        if (!driver_has(version.symbol))
+        if (!driver_has(version.symbol)) {
             detail::real_functions[static_cast<size_t>(version.symbol)].store(function, std::memory_order_relaxed);
+            shadow::install_one(version.symbol);
+        }
         remember(function, version.symbol);
     }
 }

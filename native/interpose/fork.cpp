@@ -8,6 +8,7 @@
 #include "inherited.hpp"
 #include "kept_fd.hpp"
 #include "memory.hpp"
+#include "shadow.hpp"
 
 #include <pthread.h>
 
@@ -17,6 +18,7 @@ namespace {
 void in_child() {
     set_driver_only(true);
     gate_forget();
+    shadow::in_forked_child();
     kept_fds_after_fork_in_child();
     inherited_files_after_fork_in_child();
     control_memory_after_fork_in_child();

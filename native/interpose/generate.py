@@ -6,8 +6,9 @@ in its sources and are left out here. This script must never invent a signature:
 
     generate.py --compiler g++ --include DIR --output DIR source.cpp…
 
-It writes symbols.inc (every driver function: name, what the gate does with it), gated.inc (the wrappers) and
-versions.inc (which exported function each version of a name is, for cuGetProcAddress).
+It writes symbols.inc (every driver function: name, what the gate does with it), gated.inc (the wrappers), writes.inc
+(the functions that may write memory, as far as is known here) and versions.inc (which exported function each version of
+a name is, for cuGetProcAddress).
 """
 
 from __future__ import annotations
@@ -24,6 +25,45 @@ from pathlib import Path
 UNGATED = re.compile(r"^cu(GetError(String|Name)|DriverGetVersion|CheckpointProcess\w+)$")
 # Counted for the survey.
 LAUNCH = re.compile(r"^cu(Launch(Kernel|KernelEx|CooperativeKernel\w*|Grid|GridAsync)?|GraphLaunch)(_ptsz)?$")
+
+# Calls that cannot change the contents of memory that the interposer owns, by what their documentation says: they look,
+# make, map, load, configure, wait, or write the driver's own memory (arrays, pools, managed memory, module variables).
+# A function that no line matches counts as one that may write anything (shadow_install.cpp). Names are matched whole,
+# so that a new function of a known family is not taken for harmless.
+HARMLESS = re.compile(
+    r"""^cu(
+    Init|DriverGetVersion|GetError(Name|String)|GetProcAddress|GetExportTable|
+    (Mipmapped)?Array(3D)?(Create|Destroy|Get\w+)|
+    CheckpointProcess\w+|Coredump\w+|Logs\w+|Profiler\w+|Occupancy\w+|UserObject(Create|Release|Retain)|
+    ThreadExchangeStreamCaptureMode|FlushGPUDirectRDMAWrites|
+    Ctx(Attach|Create|Destroy|Detach|Get\w+|Set\w+|PopCurrent|PushCurrent|Synchronize|WaitEvent|RecordEvent|FromGreenCtx|
+        ResetPersistingL2Cache|(En|Dis)ablePeerAccess)|
+    Device(Get\w*|CanAccessPeer|ComputeCapability|PrimaryCtx\w+|TotalMem|SetMemPool|SetGraphMemAttribute|GraphMemTrim|
+        (Un)?[Rr]egisterAsyncNotification)|
+    DevSmResource\w+|DevResource\w+|GreenCtx\w+|
+    Event(Create|Destroy|ElapsedTime|Query|Record|RecordWithFlags|Synchronize)|
+    Ipc(Close|Get|Open)(Mem|Event)Handle|
+    Func(Get\w+|Set\w+|IsLoaded|Load)|Kernel(Get|Set)\w+|ParamSet\w+|
+    Library(Enumerate|Get|Load)\w+|LibraryUnload|Module(Enumerate|Get|Load)\w*|ModuleUnload|Link\w+|
+    (Tex|Surf)(Ref|Object)\w+|TensorMap(Encode|Replace)\w+|
+    Graphics\w+|(Import|Destroy)External\w+|ExternalMemory\w+|(Signal|Wait)ExternalSemaphoresAsync|
+    Pointer(Get|Set)Attributes?|
+    Mem(Alloc(Async|FromPoolAsync|Host|Managed|Pitch)?|Free(Async|Host)?)|
+    MemHost(Alloc|GetDevicePointer|GetFlags|Register|Unregister)|
+    MemGet(AddressRange|Info|Access|AllocationGranularity|AllocationPropertiesFromHandle|MemPool|DefaultMemPool)|
+    MemAddress(Reserve|Free)|Mem(Create|Release|RetainAllocationHandle|Map|Unmap|SetAccess|SetMemPool|MapArrayAsync)|
+    Mem(Import|Export)(From|To)ShareableHandle|MemPool\w+|MemAdvise|MemPrefetch(Batch)?Async|MemRangeGetAttributes?|
+    Stream(AddCallback|AttachMemAsync|BeginCapture(ToGraph)?|CopyAttributes|Create|CreateWithPriority|Destroy|EndCapture|
+        Get\w+|IsCapturing|Query|SetAttribute|Synchronize|UpdateCaptureDependencies|WaitEvent|WaitValue(32|64))|
+    LaunchHostFunc|
+    Graph(Add\w+|Clone|ConditionalHandleCreate|Create|DebugDotPrint|Destroy|DestroyNode|Get\w+|Release\w+|Remove\w+|
+        Retain\w+|Upload|ExecGet\w+)|
+    Graph(?!Exec)\w*Node(Get|Set|Copy|FindInClone)\w*|
+    GraphExec(Host|EventRecord|EventWait|ExternalSemaphoresSignal|ExternalSemaphoresWait)NodeSet(Params|Event)|
+    (EGL|GL|VDPAU|D3D)\w+|MulticastGetGranularity
+    )(_v[0-9]+)?(_ptds|_ptsz)?$""",
+    re.VERBOSE,
+)
 
 PROTOTYPE = re.compile(r"\bCUresult\s+(cu[A-Z]\w*)\s*\(([^()]*)\)\s*(?:__attribute__\s*\(\([^;]*\)\))?\s*;")
 TYPEDEF = re.compile(r"\(\s*\*\s*PFN_(cu[A-Z]\w*?)_v(\d+)(_ptds|_ptsz)?\s*\)")
@@ -123,9 +163,11 @@ def main(arguments: list[str]) -> None:
     for source in options.sources:
         hooked.update(HOOK.findall(source.read_text(encoding="utf-8")))
 
-    symbols, gated = [HEADER], [HEADER]
+    symbols, gated, writes = [HEADER], [HEADER], [HEADER]
     for function in known:
         symbols.append(f"WF_SYMBOL({function.name})\n")
+        if not HARMLESS.match(function.name):
+            writes.append(f"WF_WRITES({function.name})\n")
         if function.name in hooked:
             continue
         scope = (
@@ -142,7 +184,8 @@ def main(arguments: list[str]) -> None:
         table.append(f'WF_VERSION("{base}", {point}, {1 if suffix else 0}, PFN_{base}_v{point}{suffix}, {name})\n')
 
     options.output.mkdir(parents=True, exist_ok=True)
-    for filename, lines in (("symbols.inc", symbols), ("gated.inc", gated), ("versions.inc", table)):
+    files = {"symbols.inc": symbols, "gated.inc": gated, "versions.inc": table, "writes.inc": writes}
+    for filename, lines in files.items():
         write_if_changed(options.output / filename, "".join(lines))
 
 

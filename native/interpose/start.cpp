@@ -3,6 +3,7 @@
 #include "agent.hpp"
 #include "gate.hpp"
 #include "memory.hpp"
+#include "shadow.hpp"
 
 using namespace woodfrog::interpose;
 
@@ -11,7 +12,9 @@ WF_HOOK(cuInit, unsigned int Flags) {
         return CUDA_ERROR_NO_DEVICE; // reached through a weak symbol in a process without a driver
     GateScope scope(Symbol::cuInit);
     const CUresult result = WF_REAL(cuInit)(Flags);
-    if (result == CUDA_SUCCESS && !driver_only())
+    if (result == CUDA_SUCCESS && !driver_only()) {
         start_agent();
+        shadow::start();
+    }
     return result;
 }

@@ -8,6 +8,7 @@
 
 #include "debug.hpp"
 #include "gate.hpp"
+#include "shadow.hpp"
 
 #include <new>
 
@@ -38,6 +39,8 @@ extern "C" __attribute__((used)) void *woodfrog_enter_unknown(unsigned stub, voi
     Frame &frame = t_frames[t_frame_count++];
     frame.return_address = return_address;
     new (frame.scope) GateScope(Symbol::count);
+    if (shadow::on())
+        shadow::called_unknown_function();
     return g_functions[stub].load(std::memory_order_acquire);
 }
 
@@ -132,10 +135,12 @@ void *gate_unknown(void *function) {
             return const_cast<unsigned char *>(woodfrog_unknown_stubs + stub * kStubBytes);
     }
     debug("no entry point is left for an unknown function: it passes by the gate");
+    shadow::called_unknown_function(); // it will be, and unseen
     return function;
 }
 #else
 void *gate_unknown(void *function) {
+    shadow::called_unknown_function(); // it will be, and unseen
     return function;
 }
 #endif

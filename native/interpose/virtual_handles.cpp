@@ -8,6 +8,7 @@
 #include "driver_memory.hpp"
 #include "gate.hpp"
 #include "memory.hpp"
+#include "shadow.hpp"
 #include "wire.h"
 
 #include <algorithm>
@@ -184,6 +185,7 @@ WF_HOOK(cuMemUnmap, CUdeviceptr ptr, size_t size) {
                 unused.push_back(std::move(taken));
         });
     }
+    shadow::virtual_memory_unmapped();
     for (auto &handle : unused)
         if (const CUresult released = release_taken(std::move(handle)); released != CUDA_SUCCESS)
             result = released;
@@ -193,8 +195,12 @@ WF_HOOK(cuMemUnmap, CUdeviceptr ptr, size_t size) {
 WF_HOOK(cuMemSetAccess, CUdeviceptr ptr, size_t size, const CUmemAccessDesc *desc, size_t count) {
     GateScope scope(Symbol::cuMemSetAccess);
     const CUresult result = WF_REAL(cuMemSetAccess)(ptr, size, desc, count);
-    if (result == CUDA_SUCCESS && !driver_only())
+    if (result == CUDA_SUCCESS && !driver_only()) {
         remember_access(ptr, size, desc, count);
+        for (size_t i = 0; i < count; ++i)
+            if (desc[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+                shadow::wrote_everything_for_good("device memory that the processor can write");
+    }
     return result;
 }
 
@@ -206,10 +212,11 @@ WF_HOOK(cuMemExportToShareableHandle, void *shareableHandle, CUmemGenericAllocat
     Physical physical;
     {
         std::lock_guard lock(memory().mutex);
-        const VirtualHandle *known = find_virtual_handle(handle);
+        VirtualHandle *known = find_virtual_handle(handle);
         // The types the application asked for are those it may export, not the one that was added.
         if (known == nullptr || (!known->foreign && (known->properties.requestedHandleTypes & handleType) == 0))
             return CUDA_ERROR_INVALID_VALUE;
+        known->shared = true; // whoever gets it may write it at any time
         physical = known->physical;
         if (physical.imported && !known->foreign && handleType == kPosixFd && flags == 0 &&
             shareableHandle != nullptr) {

@@ -19,6 +19,7 @@ struct VirtualHandle {
     uint32_t mappings = 0;
     bool foreign = false; // imported by the application from another process
     bool pinned = false;  // in an array or a multicast object: cannot be taken away
+    bool shared = false;  // exported: another process may have it
 };
 
 struct VirtualAccess {

@@ -33,6 +33,10 @@ DEFINE_LAYOUT(survey)
 DEFINE_LAYOUT(device)
 DEFINE_LAYOUT(handle)
 DEFINE_LAYOUT(mapping)
+DEFINE_LAYOUT(image)
+DEFINE_LAYOUT(tracking)
+DEFINE_LAYOUT(dirty)
+DEFINE_LAYOUT(kernel)
 
 } // namespace
 

@@ -87,6 +87,13 @@
     F(elapsed_us, uint64_t, 1, "Q")                                                                                    \
     F(value, uint64_t, 1, "Q")                                                                                         \
     F(driver_result, int32_t, 1, "i") F(state, uint32_t, 1, "I") F(message, char, 232, "232s")
+#define WF_FIELDS_image(F) F(operation, uint64_t, 1, "Q")
+// What was written since the image of operation `baseline` (0: there is none, everything was). With `everything` no
+// ranges follow, and `why` says what made it so. `covered`: launches that had a template.
+#define WF_FIELDS_tracking(F)                                                                                          \
+    F(baseline, uint64_t, 1, "Q")                                                                                      \
+    F(launches, uint64_t, 1, "Q")                                                                                      \
+    F(covered, uint64_t, 1, "Q") F(everything, uint32_t, 1, "I") F(reserved, uint32_t, 1, "I") F(why, char, 160, "160s")
 #define WF_FIELDS_survey(F)                                                                                            \
     F(owned_bytes, uint64_t, 1, "Q")                                                                                   \
     F(owned_count, uint64_t, 1, "Q")                                                                                   \
@@ -109,6 +116,13 @@
     F(size, uint64_t, 1, "Q")                                                                                          \
     F(handle, uint64_t, 1, "Q") F(offset, uint64_t, 1, "Q") F(device, uint32_t, 1, "I") F(kind, uint32_t, 1, "I")
 
+// May have been written: [offset, offset+size) of a handle; it may reach past the handle's end.
+#define WF_FIELDS_dirty(F)                                                                                             \
+    F(handle, uint64_t, 1, "Q") F(offset, uint64_t, 1, "Q") F(size, uint64_t, 1, "Q")
+// Launches of a kernel since the last report; `covered`: by a template.
+#define WF_FIELDS_kernel(F)                                                                                            \
+    F(launches, uint64_t, 1, "Q") F(covered, uint32_t, 1, "I") F(reserved, uint32_t, 1, "I") F(name, char, 160, "160s")
+
 // Messages: name, number, body, entry (empty: none), from ("agent" or "daemon")
 #define WF_MESSAGES(M)                                                                                                 \
     M(hello, 1, hello, empty, "agent")            /* first packet of every connection; not answered */                 \
@@ -116,8 +130,12 @@
     M(survey_result, 3, survey, device, "agent")  /* before the reply to survey */                                     \
     M(export_batch, 4, empty, handle, "agent")    /* before the reply to export; carries fds */                        \
     M(mapping_batch, 5, empty, mapping, "agent")  /* before the reply to export, after the export batches */           \
+    M(dirty_batch, 6, tracking, dirty, "agent")   /* before the reply to dirty, if launches are followed */            \
+    M(kernel_batch, 7, empty, kernel, "agent")    /* after the dirty batches: what was launched, most often first */   \
     M(survey, 32, empty, empty, "daemon")         /* stops nothing */                                                  \
     M(quiesce, 33, quiesce, empty, "daemon")      /* gate closed, all contexts idle, or timeout and gate open */       \
+    M(dirty, 42, image, empty, "daemon")          /* quiesced or exported: what was written, for that image */         \
+    M(committed, 43, image, empty, "daemon")      /* that image is: what was told for it need not be told again */     \
     M(export_memory, 34, empty, empty, "daemon")  /* send an fd for every owned handle, keep everything mapped */      \
     M(release_memory, 35, empty, empty, "daemon") /* unmap, release, close the fds; addresses stay reserved */         \
     M(detach, 36, empty, empty, "daemon")         /* reply, then close the socket and sleep for the wake signal */     \
@@ -150,6 +168,10 @@ WF_DECLARE(Survey, WF_FIELDS_survey)
 WF_DECLARE(Device, WF_FIELDS_device)
 WF_DECLARE(Handle, WF_FIELDS_handle)
 WF_DECLARE(Mapping, WF_FIELDS_mapping)
+WF_DECLARE(Image, WF_FIELDS_image)
+WF_DECLARE(Tracking, WF_FIELDS_tracking)
+WF_DECLARE(Dirty, WF_FIELDS_dirty)
+WF_DECLARE(Kernel, WF_FIELDS_kernel)
 #undef WF_DECLARE
 #undef WF_DECLARE_FIELD
 
@@ -168,6 +190,8 @@ enum class Type : uint16_t { WF_MESSAGES(WF_TYPE_ENTRY) };
 static_assert(sizeof(Header) == 32 && sizeof(Reply) == 256 && sizeof(Handle) == 24 && sizeof(Mapping) == 40);
 static_assert(sizeof(Header) + sizeof(Hello) < WF_MAX_MESSAGE);
 static_assert(sizeof(Header) + WF_MAX_ENTRIES * sizeof(Mapping) < WF_MAX_MESSAGE);
+static_assert(sizeof(Header) + sizeof(Tracking) + WF_MAX_ENTRIES * sizeof(Dirty) < WF_MAX_MESSAGE);
+static_assert(sizeof(Header) + WF_MAX_ENTRIES * sizeof(Kernel) < WF_MAX_MESSAGE);
 
 } // namespace woodfrog::wire
 #endif

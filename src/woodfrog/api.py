@@ -165,8 +165,10 @@ def run(
     env: Mapping[str, str] | None = None,
     cwd: str | None = None,
     log: str | os.PathLike[str] | None = None,
+    track: bool = False,
 ) -> Target:
-    """Start a program so that it can be checkpointed. It gets no standard input; its output is appended to `log`
+    """Start a program so that it can be checkpointed. With `track` it follows its launches, and what they cannot have
+    written is not hashed at a checkpoint. It gets no standard input; its output is appended to `log`
     (default: logs/NAME.log in the runtime directory). `env` replaces the environment, as in subprocess."""
     if not argv:
         raise UsageError("there is no command to run", advice="woodfrog run -- PROGRAM ARGUMENTS…")
@@ -176,7 +178,9 @@ def run(
         if name is None:
             name = launch.default_name(argv, (target.name for target in _targets(client)))
     log_path = Path(log).absolute() if log is not None else directory / "logs" / f"{name}.log"
-    environment = launch.target_environment(name, directory, os.environ if env is None else env, interposer)
+    environment = launch.target_environment(
+        name, directory, os.environ if env is None else env, interposer, track=track
+    )
     log_offset = log_path.stat().st_size if log_path.exists() else 0
     process = launch.start(argv, name=name, log=log_path, env=environment, cwd=cwd)
     return Target(name, process.pid, str(log_path), process, log_offset=log_offset)
@@ -193,12 +197,15 @@ def checkpoint(
     timeout: float = DEFAULT_TIMEOUT_S,
     compress: str = "auto",
     incremental: bool = True,
+    check_clean: bool = False,
     on_event: OnEvent | None = None,
 ) -> CheckpointResult:
     """Write an image of a running target (a Target, a pid, or a name). `stop` (or leave_running=False) ends it once the
     image is durable. `cpu=False` leaves the CPU side out: such an image holds GPU memory only. `timeout` (seconds)
     bounds the wait for the target's work in flight. `compress`: auto, none, lz4, zstd or zstd:LEVEL. Only what the
-    store does not have is moved; without `incremental` all GPU memory is, and is compared in host memory."""
+    store does not have is moved; without `incremental` all GPU memory is, and is compared in host memory.
+    `check_clean`: of a target that follows its launches, hash also what they cannot have written, and fail if that
+    differs."""
     params = {
         "target": _target(target),
         "stop": stop or not leave_running,
@@ -208,6 +215,7 @@ def checkpoint(
         "timeout_s": float(timeout),
         "compress": compress,
         "incremental": incremental,
+        "check_clean": check_clean,
     }
     return _call("checkpoint", params, on_event, CheckpointResult)
 

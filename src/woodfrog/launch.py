@@ -17,6 +17,7 @@ from woodfrog.errors import NoSpaceError, NotFoundError, RefusedError, UsageErro
 from woodfrog.store.names import check_name
 
 NAME_VARIABLE = "WOODFROG_NAME"
+TRACK_VARIABLE = "WOODFROG_TRACK"
 
 
 def default_name(argv: Sequence[str], taken: Iterable[str]) -> str:
@@ -34,8 +35,11 @@ def default_name(argv: Sequence[str], taken: Iterable[str]) -> str:
     return name
 
 
-def target_environment(name: str, directory: Path, base: Mapping[str, str], interposer: Path) -> dict[str, str]:
-    """`base` with the interposer in front of LD_PRELOAD, the target's name, and the daemon's directory."""
+def target_environment(
+    name: str, directory: Path, base: Mapping[str, str], interposer: Path, *, track: bool = False
+) -> dict[str, str]:
+    """`base` with the interposer in front of LD_PRELOAD, the target's name, and the daemon's directory; with `track`
+    what makes the interposer follow launches."""
     library = str(interposer)
     if re.search(r"[ :]", library):
         raise RefusedError(
@@ -47,6 +51,8 @@ def target_environment(name: str, directory: Path, base: Mapping[str, str], inte
     environment["LD_PRELOAD"] = ":".join([library, *others])
     environment[NAME_VARIABLE] = name
     environment[runtime_dir.ENVIRONMENT] = str(directory)
+    if track:
+        environment[TRACK_VARIABLE] = "1"
     return environment
 
 

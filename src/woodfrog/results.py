@@ -33,6 +33,12 @@ class CheckpointResult(_Jsonable):
     gpu_zero_bytes: int = 0
     cpu_new_bytes: int = 0
     stored_bytes: int = 0  # what all that is new took in the store, after compression
+    tracked: bool = False  # the target follows its launches (run --track); the next five are zero without
+    launches: int = 0  # of kernels, since the checkpoint before
+    covered_launches: int = 0  # of kernels that have a template
+    clean_bytes: int = 0  # of GPU memory that nothing can have written: not hashed
+    clean_checked: bool = False  # hashed all the same, and found to be as in the last image
+    unclean_reason: str = ""  # why everything was hashed
     chunks: int = 0  # of GPU memory
     new_chunks: int = 0
     parent: str = ""  # the image of this target before this one

@@ -222,6 +222,34 @@ class Product:
         stepper.wait_for(lambda lines: "0 ready" in lines, "ready scribbler")
         return Scribbler(stepper, orders)
 
+    def launcher(self, *, track: bool = True) -> Any:
+        """Start a launcher (tests/support/launcher.py) and wait until it takes orders."""
+        from launcher import Launcher
+
+        self._count += 1
+        name = f"launcher-{self._count}"
+        log, orders = self.root / f"{name}.log", self.root / f"{name}.orders"
+        orders.touch()
+        environment = launch.target_environment(
+            name, self.runtime, {**os.environ, **self.environment}, paths.interposer(), track=track
+        )
+        command = [str(self.build / "launcher"), str(orders)]
+        process = launch.start(command, name=name, log=log, env=environment, cwd=str(self.root))
+        stepper = Stepper(process.pid, log, process)
+        self._targets.append(stepper)
+        stepper.wait_for(lambda lines: "0 ready" in lines, "ready launcher")
+        return Launcher(stepper, orders)
+
+    def wait_for_catalogues(self, count: int) -> None:
+        """Wait until the daemon has made so many, and is not at work on another."""
+        folder = self.runtime / "kernels"
+        with _changes_of(folder) as changed:
+            deadline = time.monotonic() + 3 * DEADLINE_S  # each is compiled
+            while len(list(folder.glob("*.kernels"))) < count or list(folder.glob("*.image")):
+                left_s = deadline - time.monotonic()
+                assert left_s > 0, f"no {count} catalogues: {sorted(path.name for path in folder.iterdir())}"
+                changed(min(left_s, 1.0))
+
     def end(self, stepper: Stepper) -> None:
         """Kill the whole tree, and wait until its numbers are free again."""
         pidfd = os.pidfd_open(stepper.pid)
@@ -317,14 +345,15 @@ def build_targets(into: Path) -> Path:
     them already."""
     if ready := os.environ.get("WOODFROG_TEST_TARGETS"):
         return Path(ready)
-    if (into / "scribbler").exists():
+    if (into / "launcher").exists():
         return into  # another folder's tests of this session came first
     nvcc = next((found for name in _NVCC if (found := shutil.which(name))), None)
     command = [nvcc] if nvcc else [str(_wheel_nvcc())]
     into.mkdir(parents=True, exist_ok=True)
-    ptx = into / "stepper.ptx"
-    subprocess.run([*command, "-ptx", "-arch=sm_90", "-o", str(ptx), str(TARGETS / "stepper_kernels.cu")], check=True)
-    for program in ("stepper", "scribbler"):
+    for program in ("stepper", "launcher"):
+        ptx, source = into / f"{program}.ptx", TARGETS / f"{program}_kernels.cu"
+        subprocess.run([*command, "-ptx", "-arch=sm_90", "-o", str(ptx), str(source)], check=True)
+    for program in ("stepper", "scribbler", "launcher"):
         subprocess.run(
             [
                 "g++", "-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{_cuda_include()}",

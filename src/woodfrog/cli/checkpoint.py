@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from woodfrog.cli import output, periodic
 from woodfrog.cli.options import JsonOption, StoreOption, TargetArgument, TimeoutOption
+
+if TYPE_CHECKING:
+    from woodfrog.results import CheckpointResult
 
 
 def checkpoint(
@@ -22,6 +25,10 @@ def checkpoint(
         bool,
         typer.Option("--incremental/--full", help="Move only what the store does not have, or all of it, to compare."),
     ] = True,
+    check_clean: Annotated[
+        bool,
+        typer.Option("--check-clean", help="Of a target run with --track: hash also what it cannot have written."),
+    ] = False,
     every: Annotated[
         str | None,
         typer.Option(
@@ -49,7 +56,13 @@ def checkpoint(
         if every is not None:
             if stop:
                 raise UsageError("a target that is stopped cannot be checkpointed again", advice="leave out --stop")
-            options = {"cpu": cpu, "timeout": timeout, "compress": compress, "incremental": incremental}
+            options = {
+                "cpu": cpu,
+                "timeout": timeout,
+                "compress": compress,
+                "incremental": incremental,
+                "check_clean": check_clean,
+            }
             periodic.until_end(
                 target, every, max_overhead, keep_last, store=store, name=name, as_json=as_json, **options
             )
@@ -66,6 +79,7 @@ def checkpoint(
                 timeout=timeout,
                 compress=compress,
                 incremental=incremental,
+                check_clean=check_clean,
                 on_event=on_event,
             )
         if as_json:
@@ -76,5 +90,18 @@ def checkpoint(
         size = f"{human_bytes(result.gpu_bytes)} of GPU memory, {human_bytes(result.cpu_bytes)} of CPU side"
         new_bytes = result.gpu_new_bytes + result.cpu_new_bytes
         new = f"{human_bytes(new_bytes)} new, {human_bytes(result.stored_bytes)} stored"
+        if result.tracked:
+            output.say(_followed(result))
         ran_on = f"the target waited {result.stall_s:.3f} s and runs on"
         output.say(f"{result.image}: {size}; {new}; {'the target was stopped' if result.stopped else ran_on}")
+
+
+def _followed(result: CheckpointResult) -> str:
+    """What following the launches was good for, in a line."""
+    from woodfrog.image.inspect import human_bytes
+
+    launches = f"{result.covered_launches} of {result.launches} launches have a template"
+    if result.unclean_reason:
+        return f"everything was hashed: {result.unclean_reason}; {launches}"
+    done = "is as it was, as it should be" if result.clean_checked else "was not hashed"
+    return f"{human_bytes(result.clean_bytes)} that nothing can have written {done}; {launches}"

@@ -17,6 +17,10 @@ def run(
     log: Annotated[Path | None, typer.Option("--log", metavar="FILE", help="Where its output is appended.")] = None,
     cwd: Annotated[Path | None, typer.Option("--cwd", metavar="DIR", help="Its working directory.")] = None,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once it is started.")] = False,
+    track: Annotated[
+        bool,
+        typer.Option("--track", help="Follow its launches: checkpoints hash only what they can have written."),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Start a program so that it can be checkpointed.
@@ -28,7 +32,7 @@ def run(
         from woodfrog import api
         from woodfrog.cli import follow
 
-        target = api.run(command, name, cwd=None if cwd is None else str(cwd), log=log)
+        target = api.run(command, name, cwd=None if cwd is None else str(cwd), log=log, track=track)
         started = {"name": target.name, "pid": target.pid, "log": target.log}
         if detach:
             if as_json:

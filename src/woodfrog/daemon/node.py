@@ -16,6 +16,7 @@ from woodfrog.cpu import criu as criu_module
 from woodfrog.daemon import numa, runtime_dir
 from woodfrog.daemon.agents import Agents
 from woodfrog.daemon.arena import ArenaPool, default_size_bytes
+from woodfrog.daemon.catalogues import Catalogues
 from woodfrog.daemon.devices import Devices
 from woodfrog.daemon.keeper_client import KeeperClient
 from woodfrog.daemon.metrics import Metrics
@@ -25,7 +26,7 @@ from woodfrog.errors import NoDaemonError, NotFoundError, RefusedError, Woodfrog
 from woodfrog.image.repository import ImageRepository
 from woodfrog.operations import room
 from woodfrog.operations.context import Context
-from woodfrog.operations.history import History
+from woodfrog.operations.history import Baselines, History
 from woodfrog.operations.phases import as_woodfrog_error
 from woodfrog.target import limits
 from woodfrog.target.reaper import Reaper, become_subreaper
@@ -49,6 +50,8 @@ class Node:
         self.agents = Agents(runtime_dir.agent_socket(directory))
         self.targets = Targets(self.agents)
         self.history = History()
+        self.baselines = Baselines()
+        self.catalogues = Catalogues(directory)
         self._criu: criu_module.Criu | None = None
         self._stores: dict[str, ImageRepository] = {}
         self._lock = threading.Lock()
@@ -62,6 +65,7 @@ class Node:
         """Begin; returns at once."""
         self.devices.start()
         self.agents.start()
+        self.catalogues.start()
         threading.Thread(target=self._bring_up, name="bring-up", daemon=True).start()
 
     @property
@@ -99,6 +103,7 @@ class Node:
                 name_of=self.targets.name_of,
                 suspended=self.targets.suspended,
                 history=self.history,
+                baselines=self.baselines,
             )
             self._recovery = Recovery(self._context, self.keeper, self.targets)
             self._recovery.run()
@@ -161,6 +166,7 @@ class Node:
         self.let_gone = True
 
     def close(self) -> None:
+        self.catalogues.close()
         self.agents.stop()
         self.reaper.close()
         self.keeper.close()

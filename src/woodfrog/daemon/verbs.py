@@ -71,7 +71,9 @@ class Verbs:
 
     def checkpoint(self, call: Call) -> dict[str, Any]:
         params = call.params
-        refuse_unknown(params, {"target", "stop", "cpu", "store", "name", "timeout_s", "compress", "incremental"})
+        refuse_unknown(
+            params, {"target", "stop", "cpu", "store", "name", "timeout_s", "compress", "incremental", "check_clean"}
+        )
         target = self._running(params, "checkpoint")
         request = CheckpointRequest(
             root_pid=target.root_pid,
@@ -82,6 +84,7 @@ class Verbs:
             timeout_s=_timeout(params),
             compress=optional(params, "compress", str, "auto"),
             incremental=optional(params, "incremental", bool, True),
+            check_clean=optional(params, "check_clean", bool, False),
         )
         parse_compression(request.compress)
 

@@ -75,18 +75,24 @@ class Catalogue:
     """The templates of some kernels, compiled if a compiler is there. `library` is the path of the shared object."""
 
     def __init__(
-        self, templates: Sequence[Template], *, cache: Path | None = None, compiler: str | None = None
+        self,
+        templates: Sequence[Template],
+        *,
+        cache: Path | None = None,
+        compiler: str | None = None,
+        flags: Sequence[str] = (),
     ) -> None:
         """Compile or find `templates`. Raises RefusedError for a cache folder that others may write to.
 
-        `compiler` None: the one named by CXX, else c++, g++ or clang++ on PATH; "" : none, interpret.
+        `compiler` None: the one named by CXX, else c++, g++ or clang++ on PATH; "" : none, interpret. `flags`: more for
+        the compiler.
         """
         self.templates = tuple(templates)
         self.library: Path | None = None
         self._function: ctypes._FuncPointer | None = None
         program = _compiler() if compiler is None else compiler
         if program:
-            self.library = _build(self.templates, cache or _default_cache(), program)
+            self.library = _build(self.templates, cache or _default_cache(), program, (*_FLAGS, *flags))
             self._function = ctypes.CDLL(str(self.library)).access_templates_evaluate
             self._function.restype = ctypes.c_int64
             self._function.argtypes = (
@@ -144,10 +150,10 @@ def _default_cache() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "woodfrog" / "kernels"
 
 
-def _build(templates: Sequence[Template], cache: Path, compiler: str) -> Path:
+def _build(templates: Sequence[Template], cache: Path, compiler: str, flags: Sequence[str]) -> Path:
     text = codegen.source(templates)
     content = hashlib.sha256()
-    for part in (text.encode(), compiler.encode(), " ".join(_FLAGS).encode()):
+    for part in (text.encode(), compiler.encode(), " ".join(flags).encode()):
         content.update(len(part).to_bytes(8, "little") + part)
     for header in sorted(codegen.HEADERS.glob("*.hpp")):
         content.update(header.read_bytes())
@@ -165,7 +171,7 @@ def _build(templates: Sequence[Template], cache: Path, compiler: str) -> Path:
     with tempfile.TemporaryDirectory(dir=cache) as folder:
         source, made = Path(folder) / "templates.cpp", Path(folder) / "templates.so"
         source.write_text(text)
-        command = [compiler, *_FLAGS, f"-I{codegen.HEADERS}", str(source), "-o", str(made)]
+        command = [compiler, *flags, f"-I{codegen.HEADERS}", str(source), "-o", str(made)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_TIMEOUT_S, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 from woodfrog.errors import NotFoundError, TargetState, UsageError, WoodfrogError
 from woodfrog.operations import history, room
 from woodfrog.operations import manifest as manifests
+from woodfrog.operations.clean import Clean, CleanChangedError
 from woodfrog.operations.context import Context
 from woodfrog.operations.data import GpuData
 from woodfrog.operations.dump_folder import dump_folder
 from woodfrog.operations.failure import explain
 from woodfrog.operations.freezing import FreezingOperation
 from woodfrog.operations.frozen import FrozenTarget
-from woodfrog.operations.history import LastImage
+from woodfrog.operations.history import Baseline, LastImage
 from woodfrog.operations.increment import Increment, host_can_take
 from woodfrog.operations.phases import Beside, Emit, Phase, Step
 from woodfrog.operations.rings import take_rings
@@ -46,7 +47,8 @@ REAP_TIMEOUT_S = 5.0  # of what is our own child; the reaper's thread does it wi
 @dataclass(frozen=True)
 class CheckpointRequest:
     """What was asked for. `store` is a path or URL, or empty for the default one; `name` empty: the target's own.
-    Without `incremental` all memory crosses the bus and is compared; what is stored is the same."""
+    Without `incremental` all memory crosses the bus and is compared; what is stored is the same. With `check_clean`
+    what a target's followed launches cannot have written is hashed all the same, and a difference is an error."""
 
     root_pid: int
     stop: bool = False
@@ -56,6 +58,7 @@ class CheckpointRequest:
     timeout_s: float = 30.0
     compress: str = "auto"
     incremental: bool = True
+    check_clean: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,7 @@ class Checkpoint(FreezingOperation):
         self._reference = ""
         self._image_path = ""
         self._manifest: Manifest | None = None
+        self._clean: Clean | None = None
 
     def run(self) -> dict[str, Any]:
         """Do it; the result as `daemon.sock` carries it. Raises a WoodfrogError with the target's state."""
@@ -200,6 +204,7 @@ class Checkpoint(FreezingOperation):
             return
         target.export()
         self._data = GpuData(self._context.devices, target.notes.handles, target.notes.devices)
+        self._clean = self._find_clean(self._data)
         self._increment = Increment(
             self._context,
             self._data,
@@ -207,16 +212,47 @@ class Checkpoint(FreezingOperation):
             self._spaces,
             target.notes.user,
             everything=not self._request.incremental,
+            clean=self._clean,
+            check_clean=self._request.check_clean,
         )
         target.release()
         if self._request.cpu:
             target.detach()
 
+    def _find_clean(self, data: GpuData) -> Clean | None:
+        """What need not be hashed; None when the target does not follow its launches."""
+        target = self._target
+        tracked = target.take_dirty()
+        if not tracked.told:
+            return None
+        chunk_bytes = self._writing.chunk_bytes
+        baseline = self._context.baselines.get(target.identity)
+        cuts = data.cuts(chunk_bytes)
+        clean = Clean(
+            data.handles, data.parts, cuts, chunk_bytes, tracked, baseline, full=not self._request.incremental
+        )
+        log.info("%d bytes cannot have been written; %s", clean.clean_bytes, clean.reason or "the rest is hashed")
+        return clean
+
+    def _keep_baseline(self) -> None:
+        """From the committed image on, the target need not tell what it wrote before."""
+        if self._clean is None or self._data is None or self._increment is None or self._request.stop:
+            return
+        handles = tuple(self._data.handles[index] for part in self._data.parts for index in part.indices)
+        operation = self._target.notes.operation_id
+        baseline = Baseline(operation, self._images.chunk_bytes, handles, self._increment.digests)
+        self._context.baselines.set(self._target.identity, baseline)
+        self._target.tell_committed()
+
     def _hash(self) -> None:
         if self._data is not None and self._increment is not None and self._data.parts:
             progress = self._data.new_progress()
             with self.runner.counting("hash", progress):
-                self._increment.hash(progress)
+                try:
+                    self._increment.hash(progress)
+                except CleanChangedError:
+                    self._context.baselines.forget(self._target.identity)  # not believed again before a new one
+                    raise
 
     def _cpu(self) -> None:
         assert self._criu is not None
@@ -265,6 +301,7 @@ class Checkpoint(FreezingOperation):
         notes = self._target.notes
         last = LastImage(committed.reference, committed.manifest.stats.gpu.new)
         self._context.history.record(notes.pid, notes.start_ticks, self._store_url, last)
+        self._keep_baseline()
 
     def _end(self) -> None:
         """The image is durable; now the target may go. Safe to repeat."""
@@ -308,6 +345,20 @@ class Checkpoint(FreezingOperation):
         failure.target_state = TargetState.GONE if self._request.stop else TargetState.RUNNING
         return failure
 
+    def _tracking(self) -> dict[str, Any]:
+        """What following the launches was good for."""
+        clean = self._clean
+        if clean is None:
+            return {"tracked": False}
+        return {
+            "tracked": True,
+            "launches": clean.tracked.launches,
+            "covered_launches": clean.tracked.covered,
+            "clean_bytes": clean.clean_bytes,
+            "clean_checked": self._request.check_clean,
+            "unclean_reason": clean.reason,
+        }
+
     def _result(self) -> dict[str, Any]:
         assert self._manifest is not None
         notes, increment = self._target.notes, self._increment
@@ -329,6 +380,7 @@ class Checkpoint(FreezingOperation):
             "gpu_zero_bytes": stats.gpu.zero,
             "cpu_new_bytes": stats.cpu.new,
             "stored_bytes": stats.gpu.stored + stats.cpu.stored,
+            **self._tracking(),
             "chunks": increment.chunk_count if increment else 0,
             "new_chunks": increment.new_chunk_count if increment else 0,
             "ring": increment.streamed if increment else False,

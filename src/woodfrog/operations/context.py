@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from woodfrog.operations.history import History
+from woodfrog.operations.history import Baselines, History
 from woodfrog.operations.notes import Keeper, Notes
 
 if TYPE_CHECKING:
@@ -82,3 +82,4 @@ class Context:
     name_of: Callable[[Identity], str]  # the name that a target without an agent was given, or an empty string
     suspended: dict[tuple[int, int], Notes]  # (pid, start ticks) -> notes of suspended targets
     history: History  # which image of a target came last
+    baselines: Baselines  # and what was in it, for targets whose launches are followed

@@ -24,6 +24,7 @@ from woodfrog.operations.space import Space
 
 if TYPE_CHECKING:
     from woodfrog._native.transfer import Device, Memory, Progress
+    from woodfrog.operations.clean import CleanPart
 
 # Bytes of one copy between HBM and the arena: large enough for the bus, small enough to be cancelled at once.
 COPY_BYTES = 64 << 20
@@ -163,12 +164,17 @@ class GpuData:
 
     # ── chunks: checkpoint and restore ──────────────────────────────────────────────────────────────────────────
 
-    def hash(self, chunk_bytes: int, progress: JointProgress) -> list[bytes]:
-        """What lies in HBM now: the digests of each part's chunks, computed where the memory is."""
+    def hash(self, chunk_bytes: int, progress: JointProgress, clean: Sequence[CleanPart] = ()) -> list[bytes]:
+        """What lies in HBM now: the digests of each part's chunks, computed where the memory is. Of `clean` parts only
+        what their runs name is read."""
         from woodfrog._native import transfer
 
         def one_device(part: DevicePart, mine: Progress) -> bytes:
-            return transfer.hash_device(self._pieces(part), chunk_bytes=chunk_bytes, progress=mine)
+            if not clean:
+                return transfer.hash_device(self._pieces(part), chunk_bytes=chunk_bytes, progress=mine)
+            known = clean[part.number]
+            pieces = [(self._memories[run.index], run.offset_bytes, run.size_bytes) for run in known.runs]
+            return known.fill(transfer.hash_device(pieces, chunk_bytes=chunk_bytes, progress=mine) if pieces else b"")
 
         digests: list[bytes] = self.each_device(one_device, progress)
         return digests

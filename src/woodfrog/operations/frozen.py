@@ -21,6 +21,9 @@ from woodfrog.target.identity import Identity
 from woodfrog.target.link import AgentLink
 from woodfrog.target.memory import Mapping
 from woodfrog.target.process import ProcessTree
+from woodfrog.target.tracking import Tracked
+
+log = logging.getLogger(__name__)
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +93,17 @@ class FrozenTarget:
             ]
             self.fds = exported.fds.take()
         self.record.keep(self.notes, self.fds)
+
+    def take_dirty(self) -> Tracked:
+        """What the target may have written since its last image, as far as it follows its launches."""
+        return self.link().dirty(self.notes.operation_id)
+
+    def tell_committed(self) -> None:
+        """The image is durable. Should the target not hear of it, it tells more the next time, never less."""
+        try:
+            self.link().committed(self.notes.operation_id)
+        except WoodfrogError as failure:
+            log.warning("process %d was not told that its image is committed: %s", self.notes.pid, failure)
 
     def release(self) -> None:
         """The target unmaps and lets go. Only after `export`."""
@@ -188,8 +202,12 @@ class FrozenTarget:
         return (self.resumed_at or time.monotonic()) - self.quiesced_at
 
     @property
+    def identity(self) -> Identity:
+        return Identity(self.notes.pid, self.notes.start_ticks)
+
+    @property
     def alive(self) -> bool:
-        return Identity(self.notes.pid, self.notes.start_ticks).is_alive()
+        return self.identity.is_alive()
 
     def check_alive(self) -> None:
         """TargetLostError when the process is gone or its number belongs to another one now."""

@@ -7,12 +7,13 @@ room, never data: an operation must work with any answer.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from woodfrog.errors import WoodfrogError
 from woodfrog.image.manifest import Manifest
 from woodfrog.image.repository import ImageRepository
+from woodfrog.operations.notes import HandleNote
 from woodfrog.target.identity import Identity
 
 if TYPE_CHECKING:
@@ -78,3 +79,35 @@ def _is_of(manifest: Manifest, surveyed: Surveyed) -> bool:
     return manifest.gpu_pid == surveyed.pid and any(
         process.pid == surveyed.pid and process.start_ticks == surveyed.start_ticks for process in manifest.processes
     )
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """The last committed image of a target: `digests` of all its handles' chunks, in the order of `handles`."""
+
+    operation: int
+    chunk_bytes: int
+    handles: tuple[HandleNote, ...]
+    digests: bytes = field(repr=False)
+
+
+class Baselines:
+    """The baseline of each living target. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: dict[Identity, Baseline] = {}
+
+    def get(self, target: Identity) -> Baseline | None:
+        with self._lock:
+            return self._known.get(target)
+
+    def set(self, target: Identity, baseline: Baseline) -> None:
+        with self._lock:
+            self._known = {identity: one for identity, one in self._known.items() if identity.is_alive()}
+            self._known[target] = baseline
+
+    def forget(self, target: Identity) -> None:
+        """What the target's memory holds has come about in another way than by its launches, or is doubted."""
+        with self._lock:
+            self._known.pop(target, None)

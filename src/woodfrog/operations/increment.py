@@ -19,6 +19,7 @@ from woodfrog.image import chunks
 from woodfrog.image.manifest import Amounts
 from woodfrog.image.writer import ImageWriter
 from woodfrog.operations import room
+from woodfrog.operations.clean import Clean
 from woodfrog.operations.context import Context
 from woodfrog.operations.data import DevicePart, GpuData, JointProgress, split_positions
 from woodfrog.operations.rings import take_rings
@@ -44,6 +45,8 @@ class Increment:
         user: int,
         *,
         everything: bool,
+        clean: Clean | None = None,
+        check_clean: bool = False,
     ) -> None:
         self._context = context
         self._data = data
@@ -52,6 +55,8 @@ class Increment:
         self._user = user
         self._everything = everything
         self._cuts = data.cuts(writer.chunk_bytes)
+        self._clean = clean  # what need not be hashed; with `check_clean` it is all the same, and compared
+        self._check_clean = check_clean
         self._new: list[array[int]] = []  # by part: chunks that the store lacks
         self._moved: list[array[int]] = []  # by part: chunks that cross the bus, in the order of their slots
         self._digests: list[bytes] = []
@@ -78,7 +83,12 @@ class Increment:
 
     def hash(self, progress: JointProgress) -> None:
         """Digests of all memory where it lies, and which of them are new to the store."""
-        self._digests = self._data.hash(self._writer.chunk_bytes, progress)
+        clean = self._clean
+        skips = clean is not None and not self._check_clean
+        parts = clean.parts if clean is not None and skips else ()
+        self._digests = self._data.hash(self._writer.chunk_bytes, progress, parts)
+        if clean is not None and self._check_clean:
+            clean.check(self._digests)
         positions, self.amounts = self._writer.survey_gpu(self._digests, self._cuts)
         self._new = split_positions(positions, self._cuts)
         self._moved = [array("I", range(len(cut))) for cut in self._cuts] if self._everything else self._new

@@ -106,6 +106,8 @@ class Suspend(FreezingOperation):
         target = self._target
         if not target.notes.managed:
             return
+        # Its memory will be filled by us: what it wrote since its last image is no measure of that any more.
+        self._context.baselines.forget(target.identity)
         target.export()
         self._data = GpuData(self._context.devices, target.notes.handles, target.notes.devices)
         for part in self._data.parts:

@@ -31,6 +31,7 @@ from woodfrog.target import wire
 from woodfrog.target.descriptors import Descriptors
 from woodfrog.target.identity import Identity, ProcessHandle
 from woodfrog.target.memory import Exported, Handle, Survey, survey_of
+from woodfrog.target.tracking import Tracked
 
 Collector = Callable[[wire.Message], None]
 
@@ -147,6 +148,22 @@ class AgentLink:
             exported.close()
             raise
         return exported
+
+    def dirty(self, operation: int, timeout_s: float = _DEFAULT_TIMEOUT_S) -> Tracked:
+        """What may have been written since the last committed image, told for the image of `operation`. Not `told` by a
+        target that does not follow its launches, or whose interposer is older than this message."""
+        tracked = Tracked()
+        try:
+            self._command("dirty", {"operation": operation}, timeout_s=timeout_s, collect=tracked.add)
+        except WoodfrogError as failure:
+            if failure.details.get("status") != "bad_message" or self.closed:
+                raise
+            return Tracked()
+        return tracked
+
+    def committed(self, operation: int, timeout_s: float = _DEFAULT_TIMEOUT_S) -> None:
+        """That image is committed: what was told for it need not be told again."""
+        self._command("committed", {"operation": operation}, timeout_s=timeout_s)
 
     def release_memory(self, timeout_s: float = _DEFAULT_TIMEOUT_S) -> None:
         """The target gives its memory up; from here only `return_memory` leads on. Its addresses stay reserved."""

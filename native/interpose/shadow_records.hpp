@@ -1,0 +1,77 @@
+// What goes through the ring: launches, ranges and graphs, as bytes.
+#pragma once
+
+#include "shadow_code.hpp"
+#include "shadow_ring.hpp"
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace woodfrog::interpose::shadow {
+
+enum class RecordKind : uint32_t { range, launch, graph };
+
+struct RangeRecord {
+    RecordKind kind = RecordKind::range;
+    uint32_t reserved = 0;
+    uint64_t address, size_bytes;
+};
+
+// Followed by the parameter block.
+struct LaunchRecord {
+    RecordKind kind = RecordKind::launch;
+    uint32_t parameters_bytes = 0;
+    Kernel *kernel = nullptr;
+    uint32_t grid[3] = {}, block[3] = {};
+};
+
+// What one graph may write when it is launched. Not changed once it is launched; shared by the executable graph and the
+// records of its launches.
+struct GraphWrites {
+    uint64_t number = 0;                             // never used again
+    std::vector<std::vector<unsigned char>> records; // ranges and launches
+    std::vector<std::pair<Kernel *, CUfunction>> kernels;
+    std::string everything; // why it may write anywhere, empty: it does not
+};
+
+struct GraphRecord {
+    RecordKind kind = RecordKind::graph;
+    uint32_t reserved = 0;
+    const std::shared_ptr<const GraphWrites> *writes = nullptr; // the record's own, freed by the reader
+};
+
+struct LaunchArguments {
+    CUfunction function;
+    unsigned grid[3], block[3];
+    void **parameters;
+    void **extra;
+};
+// Bytes that the record takes; 0 when the parameters cannot be told.
+size_t launch_record_bytes(const Kernel &kernel, const LaunchArguments &launch);
+void write_launch_record(Kernel *kernel, const LaunchArguments &launch, size_t record_bytes, unsigned char *to);
+
+// shadow_worker.cpp
+Ring &ring();
+void wake_worker();
+void ring_is_full();
+
+// Puts a record into the ring; without room it counts as a write of everything, and false is returned.
+template <typename Fill> bool submit(size_t size_bytes, Fill fill) {
+    if (!ring().push(size_bytes, fill)) {
+        ring_is_full();
+        return false;
+    }
+    if (ring().waiting_bytes() >= Ring::kWakeBytes) [[unlikely]]
+        wake_worker();
+    return true;
+}
+
+// Counted for the daemon.
+struct Counts {
+    std::atomic<uint64_t> launches{0};
+    std::atomic<int64_t> covered{0}; // below zero when a launch is found to write anywhere after it was told
+};
+Counts &counts();
+
+} // namespace woodfrog::interpose::shadow

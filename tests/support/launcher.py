@@ -1,0 +1,71 @@
+"""The launcher target (tests/sim/targets/launcher.cpp): orders to it, one answered before the next is given."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from product import Stepper
+
+
+class Launcher:
+    """One running launcher. `sizes`: its allocations by their address."""
+
+    def __init__(self, process: Stepper, orders: Path) -> None:
+        self.process = process
+        self.orders = orders
+        self.sizes: dict[int, int] = {}
+        self._count = 0
+
+    def order(self, *words: object) -> str:
+        """Give one order and wait for its answer, which is no error."""
+        answer = self.try_order(*words)
+        assert not answer.startswith("error"), (words, answer)
+        return answer
+
+    def try_order(self, *words: object) -> str:
+        self._count += 1
+        number = self._count
+        with self.orders.open("a") as file:
+            file.write(" ".join(map(str, words)) + "\n")
+        os.kill(self.process.pid, signal.SIGUSR1)
+        prefix = f"{number} "
+        self.process.wait_for(lambda lines: any(line.startswith(prefix) for line in lines), f"answer to {words}")
+        return next(line for line in self.process.lines() if line.startswith(prefix)).removeprefix(prefix)
+
+    def alloc(self, size_bytes: int) -> int:
+        address = int(self.order("alloc", size_bytes), 16)
+        self.sizes[address] = size_bytes
+        return address
+
+    def free(self, address: int) -> None:
+        self.order("free", f"{address:x}")
+        del self.sizes[address]
+
+    def write(self, address: int, size_bytes: int, seed: int) -> None:
+        self.order("write", f"{address:x}", size_bytes, seed)
+
+    def put(self, address: int, data: bytes) -> None:
+        """In pieces: an order is a line."""
+        for at in range(0, len(data), 4096):
+            self.order("put", f"{address + at:x}", data[at : at + 4096].hex())
+
+    def get(self, address: int, size_bytes: int) -> bytes:
+        return bytes.fromhex(self.order("get", f"{address:x}", size_bytes))
+
+    def load(self, path: Path, how: str = "module") -> int:
+        return int(self.order("load", path, how))
+
+    def launch(
+        self,
+        module: int,
+        kernel: str,
+        parameters: bytes,
+        *,
+        grid: tuple[int, int, int] = (1, 1, 1),
+        block: tuple[int, int, int] = (1, 1, 1),
+        shared_bytes: int = 0,
+        how: str = "params",
+    ) -> None:
+        self.order("launch", module, kernel, how, *grid, *block, shared_bytes, parameters.hex())
