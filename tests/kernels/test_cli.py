@@ -6,13 +6,16 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import Compiled
+import triton_launches
+from conftest import HERE, Compiled, nvcc, run
 from typer.testing import CliRunner
 
 from woodfrog.cli.app import app
-from woodfrog.errors import ExitCode
+from woodfrog.errors import ExitCode, RefusedError
+from woodfrog.kernels import WRITES, KernelFileError, Launch, prebuilt, templates
 
 RUNNER = CliRunner()
+PARAMETERS_WITH_A_BUFFER = ["--param", "n:4", "--param", "1", "--param", "1", "--param", "1"]
 
 
 @pytest.fixture
@@ -62,3 +65,81 @@ def test_a_file_without_gpu_code_is_refused_with_its_name(verb: str, tmp_path: P
     done = RUNNER.invoke(app, ["kernels", verb, str(file), "--json"])
     assert done.exit_code == ExitCode.FAILED
     assert "notes.txt holds no GPU code" in json.loads(done.stdout)["reason"]
+
+
+def test_explain_draws_what_a_launch_reads_and_writes(ptx: str) -> None:
+    launch = ["--grid", "1", "--block", "64"]
+    for word in ("100", "index:400", "in:1K", "out:512"):
+        launch += ["--param", word]
+    done = RUNNER.invoke(app, ["kernels", "explain", ptx, "gather", *launch])
+    assert done.exit_code == ExitCode.OK, done.stdout
+    lines = {line.split()[0] + " " + line.split()[1]: line for line in done.stdout.splitlines() if " bytes" in line}
+    assert lines["out write"].endswith("256 of 512 bytes, exact")
+    assert lines["index read"].endswith("256 of 400 bytes, exact")
+    assert lines["in read"].endswith("1024 of 1024 bytes, whole")
+    fields = json.loads(RUNNER.invoke(app, ["kernels", "explain", ptx, "gather", *launch, "--json"]).stdout)
+    assert {"kind": "write", "buffer": "out", "offset_bytes": 0, "size_bytes": 256, "exactness": "exact"} in fields[0][
+        "launch"
+    ]["ranges"]
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--grid", "1"], "a grid and a block"),
+        (["--grid", "1", "--block", "64", "--param", "1"], "takes 4 parameters"),
+        (["--grid", "0", "--block", "64"], "takes 4 parameters"),
+        (
+            ["--grid", "1", "--block", "64", *(["--param", "n:4", "--param", "1", "--param", "1", "--param", "1"])],
+            "cannot be a buffer",
+        ),
+        (["--grid", "1,2,3,4", "--block", "64", *("--param 1 " * 4).split()], "no size of a grid"),
+        (["--grid", "1", "--block", "64", *("--param zebra " * 4).split()], "is nothing that 4 bytes can be"),
+    ],
+)
+def test_a_launch_that_makes_no_sense_is_refused_in_a_sentence(ptx: str, words: list[str], reason: str) -> None:
+    done = RUNNER.invoke(app, ["kernels", "explain", ptx, "gather", *words, "--json"])
+    assert done.exit_code == ExitCode.USAGE
+    assert reason in json.loads(done.stdout)["reason"]
+
+
+def test_explain_shows_the_line_of_source_that_an_access_comes_from(tmp_path: Path) -> None:
+    source = tmp_path / "kernel.cu"
+    source.write_text('extern "C" __global__ void fill(float *out) {\n    out[threadIdx.x] = 1;  // here\n}\n')
+    ptx = tmp_path / "kernel.ptx"
+    run(nvcc(), "-ptx", "-lineinfo", "-arch=sm_90", source, "-o", ptx)
+    shown = RUNNER.invoke(app, ["kernels", "explain", str(ptx), "fill"]).stdout
+    assert "kernel.cu:2" in shown
+    assert "| out[threadIdx.x] = 1;  // here" in shown
+
+
+def test_build_makes_catalogues_once_and_they_answer_without_analysis(tmp_path: Path) -> None:
+    file, folder = HERE / "triton" / "kv_cache_write-sm_90.ptx", tmp_path / "catalogue"
+    arguments = ["kernels", "build", str(file), "-o", str(folder), "--json"]
+    (first,) = json.loads(RUNNER.invoke(app, arguments).stdout)["catalogues"]
+    (second,) = json.loads(RUNNER.invoke(app, arguments).stdout)["catalogues"]
+    assert (first["was_there"], second["was_there"]) == (False, True)
+    assert first["library"] == second["library"]
+    assert (first["kernels"], first["with_template"]) == (1, 1)
+    built = prebuilt.find(file.read_bytes(), folder=folder)
+    assert built is not None
+    (template,) = templates(file.read_bytes())
+    made = triton_launches.make("kv_cache_write", 3)
+    launch = Launch(made.grid, made.block, made.parameters, made.allocations)
+    assert built.open().ranges("kv_cache_write", launch, kinds=WRITES) == template.ranges(launch, kinds=WRITES)
+
+
+def test_an_index_that_is_damaged_is_an_error_and_not_believed(ptx: str, tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    data = Path(ptx).read_bytes()
+    (tmp_path / f"{prebuilt.key_of(data)}.json").write_text('{"library": "x.so", "kernels": [{"no": 1}]}')
+    with pytest.raises(KernelFileError, match="is damaged"):
+        prebuilt.find(data, folder=tmp_path)
+
+
+def test_a_folder_others_may_write_to_is_not_loaded_from(ptx: str, tmp_path: Path) -> None:
+    data = Path(ptx).read_bytes()
+    (tmp_path / f"{prebuilt.key_of(data)}.json").write_text("{}")
+    tmp_path.chmod(0o777)
+    with pytest.raises(RefusedError, match="others may write"):
+        prebuilt.find(data, folder=tmp_path)

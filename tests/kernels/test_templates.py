@@ -168,6 +168,17 @@ def test_tensor_core_and_bulk_copy_kernels_have_templates(
         assert [(one.address, one.size_bytes) for one in written] == [(OTHER + 4096 * i, 256) for i in range(2)]
 
 
+def test_a_kernel_with_wgmma_has_an_exact_template(compiled: Compiled) -> None:
+    found = {t.kernel: t for t in templates(compiled("tensor", "sm_90a", "O3").read_text())}["wgmma_tile"]
+    address = OTHER + (1 << 19)
+    launch = Launch((2, 3, 1), (128, 1, 1), struct.pack("<3Qi", BASE, OTHER, address, 16), ALLOCATIONS)
+    assert found.ranges(launch, kinds=WRITES) == [Range(address, 4 * 16 * 192, Exactness.EXACT)]
+    assert found.ranges(launch, kinds=READS) == [
+        Range(BASE, 16 * 128 * 3, Exactness.EXACT),
+        Range(OTHER, 16 * 16 * 2, Exactness.EXACT),
+    ]
+
+
 def test_a_copy_through_a_tensor_map_reads_anything_and_writes_nothing(compiled: Compiled) -> None:
     found = {t.kernel: t for t in templates(compiled("tensor", "sm_90", "O3").read_text())}["tensor_map_copy"]
     assert [a.kind for a in found.accesses if a.address is None] == [Kind.LOAD]
@@ -177,15 +188,15 @@ def test_dense_strides_join_into_one_run_and_sparse_ones_do_not() -> None:
     space = Space()
     x, y = space.variable(0, 9), space.variable(0, 2)
     form = x.scaled(4).plus(y.scaled(40)).shifted(100)
-    assert pieces(form, space, 4) == ([(100, 120)], True)
+    assert pieces(form, space, 4, exact=True) == ([(100, 120)], True)
     form = x.scaled(4).plus(y.scaled(64)).shifted(100)
-    assert pieces(form, space, 4) == ([(100, 40), (164, 40), (228, 40)], True)
+    assert pieces(form, space, 4, exact=True) == ([(100, 40), (164, 40), (228, 40)], True)
 
 
 def test_too_many_runs_become_fewer_and_larger_never_smaller() -> None:
     space = Space()
     form = space.variable(0, 10**6).scaled(64).plus(space.variable(0, 2).scaled(1 << 40))
-    found, exact = pieces(form, space, 4)
+    found, exact = pieces(form, space, 4, exact=True)
     assert not exact
     assert len(found) <= 4096
     assert sum(size for _, size in found) >= 3 * (64 * 10**6 + 4)
@@ -241,3 +252,61 @@ def test_a_negative_value_that_is_halved_in_a_loop_is_not_taken_to_shrink() -> N
     named = template(body).ranges(launch, kinds=WRITES)
     for offset in (-32, -16, -8):
         assert any(one.address <= BASE + 4096 + offset < one.address + one.size_bytes for one in named)
+
+
+def test_stores_side_by_side_are_one_run_and_others_stay_apart() -> None:
+    body = """
+    ld.param.u64 %rd1, [k_param_0]; mov.u32 %r1, %tid.x; mul.wide.u32 %rd2, %r1, 16; add.s64 %rd3, %rd1, %rd2;
+    st.global.u32 [%rd3+8], 0; st.global.u32 [%rd3], 0; st.global.u32 [%rd3+4], 0;
+    """
+    found = template(body)
+    assert len(found.accesses) == 3
+    assert [access.size and access.size.constant for access in found.combined] == [12]
+    launch = Launch((1, 1, 1), (2, 1, 1), struct.pack("<QI", BASE, 0), ALLOCATIONS)
+    named = found.ranges(launch, kinds=WRITES)
+    assert named == [Range(BASE, 12, Exactness.EXACT), Range(BASE + 16, 12, Exactness.EXACT)]
+
+
+DOUBLING = """
+    ld.param.u64 %rd1, [k_param_0]; ld.param.u32 %r1, [k_param_1]; mov.u32 %r2, 1;
+    again:
+    mul.wide.u32 %rd2, %r2, 4; add.s64 %rd3, %rd1, %rd2; st.global.u32 [%rd3], 0;
+    shl.b32 %r2, %r2, 1; setp.lt.s32 %p1, %r2, %r1; @%p1 bra again;
+"""
+
+
+def test_an_index_that_doubles_in_a_loop_stays_below_what_ends_the_loop() -> None:
+    launch = Launch((1, 1, 1), (1, 1, 1), struct.pack("<QI", BASE, 100), ALLOCATIONS)
+    (named,) = template(DOUBLING).ranges(launch, kinds=WRITES)
+    assert named.exactness is Exactness.BOUNDED
+    assert named.address <= BASE + 4
+    assert BASE + 4 * 64 + 4 <= named.address + named.size_bytes <= BASE + 4 * 128 + 4
+
+
+def test_an_index_that_may_wrap_around_before_its_loop_ends_has_no_such_bound() -> None:
+    """2**30 doubled is negative, below the limit, and the loop goes on."""
+    launch = Launch((1, 1, 1), (1, 1, 1), struct.pack("<QI", BASE, (1 << 30) + 1), ALLOCATIONS)
+    (named,) = template(DOUBLING).ranges(launch, kinds=WRITES)
+    assert named.exactness is Exactness.WHOLE
+
+
+@pytest.mark.parametrize(("lanes", "accesses"), [(4, 1), (3, 3)])
+def test_stores_side_by_side_that_each_have_a_mask_are_one_access_where_that_is_exact(
+    lanes: int, accesses: int
+) -> None:
+    """What Triton makes of `tl.store(p + x, v, mask=x < n)`: four elements a thread, each under its own condition."""
+    body = """
+    ld.param.u64 %rd1, [k_param_0]; ld.param.u32 %r1, [k_param_1];
+    mov.u32 %r2, %tid.x; mov.u32 %r3, %ctaid.x; shl.b32 %r4, %r2, 2; and.b32 %r5, %r4, 508; shl.b32 %r6, %r3, 9;
+    or.b32 %r7, %r5, %r6; mul.wide.s32 %rd2, %r7, 4; add.s64 %rd3, %rd1, %rd2;
+    """
+    for lane in range(lanes):
+        body += f"or.b32 %r8, %r7, {lane}; setp.lt.s32 %p1, %r8, %r1; @%p1 st.global.u32 [%rd3+{4 * lane}], 0;\n"
+    found = template(body)
+    assert (len(found.accesses), len(found.combined)) == (lanes, accesses)
+    for n in (0, 1, 2, 3, 5, 511, 600, 1023, 1024, 2000):
+        launch = Launch((2, 1, 1), (128, 1, 1), struct.pack("<QI", BASE, n), ALLOCATIONS)
+        named = found.ranges(launch, kinds=WRITES)
+        assert all(one.exactness is Exactness.EXACT for one in named)
+        words = {at // 4 for one in named for at in range(one.address - BASE, one.address - BASE + one.size_bytes)}
+        assert words == {x for x in range(min(n, 1024)) if x % 4 < lanes}

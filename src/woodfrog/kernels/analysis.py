@@ -12,10 +12,11 @@ from woodfrog.kernels.execution import Execution, FoundAccess, Slots
 from woodfrog.kernels.flow import Flow, Loop
 from woodfrog.kernels.inline import inlined
 from woodfrog.kernels.instructions import step
-from woodfrog.kernels.loops import PhiSolutions
+from woodfrog.kernels.loops import PhiSolutions, alternatives
 from woodfrog.kernels.ptx import Function, Module, parse
+from woodfrog.kernels.rewrite import Rewriter
 from woodfrog.kernels.template import Access, Kind, LoopFact, ParameterLayout, Step, Template
-from woodfrog.kernels.values import Atom, Condition, Poly, Rewriter, condition_loops, const, join_conditions
+from woodfrog.kernels.values import ZERO, Atom, Condition, Poly, condition_loops, const, join_conditions
 
 _PASSES = 4
 
@@ -116,6 +117,8 @@ class _Analysis:
             size = None if found.size is None else rewriter.poly(found.size)
             if address is not None and _only_windows(address, self._execution):
                 continue
+            if address is not None and (not complete or any(_depends_on_memory(one) for one in steps)):
+                address = self._around_one_place(address)
             key = (found.kind, address, size, steps, complete)
             if key not in result:
                 result[key] = Access(
@@ -123,6 +126,26 @@ class _Analysis:
                     self._flow.source_lines.get(found.position, (0, 0)), found.reason or _unknown_in(address),
                 )  # fmt: skip
         return tuple(result.values())
+
+    def _around_one_place(self, address: Poly) -> Poly:
+        """Alternatives that differ by constants as one value with bounds each.
+
+        For accesses that cannot be exact: to look at each alternative by itself would only take time.
+        """
+        found = alternatives(address, limits.JOINED_ALTERNATIVES)
+        places: dict[Poly, tuple[int, int]] = {}
+        for one in found:
+            offset = one.terms.get((), 0)
+            least, most = places.get(one - const(offset), (offset, offset))
+            places[one - const(offset)] = (min(least, offset), max(most, offset))
+        if len(places) == len(found):
+            return address
+        atoms, loops = self._execution.atoms, address.loops
+        joined = [
+            base + const(least) + (atoms.upto(const(most - least), loops) if most > least else ZERO)
+            for base, (least, most) in places.items()
+        ]
+        return atoms.either(joined, loops)
 
     def facts(self) -> tuple[LoopFact, ...]:
         """What is known of the counter of each loop."""
@@ -240,6 +263,21 @@ class _Analysis:
         return fact
 
 
+def _depends_on_memory(part: object) -> bool:
+    """Whether a step, or a part of one, has a value in it that is not known from the launch."""
+    if isinstance(part, Condition):
+        return part.op == "unknown" or any(_depends_on_memory(one) for one in part.args)
+    if isinstance(part, LoopFact):
+        return False
+    if isinstance(part, Poly):
+        return any(_atom_depends_on_memory(atom) for monomial in part.terms for atom in monomial)
+    return isinstance(part, tuple) and any(_depends_on_memory(one) for one in part)
+
+
+def _atom_depends_on_memory(atom: Atom) -> bool:
+    return atom.kind in ("unknown", "load") or any(_depends_on_memory(arg) for arg in atom.args)
+
+
 def _follows(condition: Condition, loop: int) -> bool:
     """Whether the loop changes what a condition depends on through its counter alone."""
     return all(_value_follows(part, loop) for part in condition.args)
@@ -256,7 +294,7 @@ def _value_follows(part: object, loop: int) -> bool:
 def _atom_follows(atom: Atom, loop: int) -> bool:
     if loop not in atom.loops or atom.kind == "loop":
         return True
-    if atom.kind in ("unknown", "upto", "either", "phi"):
+    if atom.kind in ("unknown", "load", "upto", "either", "phi"):
         return False
     return all(_value_follows(arg, loop) for arg in atom.args)
 
@@ -286,6 +324,8 @@ def _unknown_in(address: Poly | None) -> str:
             for atom in monomial:
                 if atom.kind == "unknown":
                     return f"it depends on {atom.args[3]}"
+                if atom.kind == "load":
+                    return "it depends on a loaded value"
                 for arg in atom.args:
                     stack.extend(part for part in (arg if isinstance(arg, tuple) else (arg,)) if isinstance(part, Poly))
     return ""

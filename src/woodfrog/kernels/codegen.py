@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
-from woodfrog.kernels.template import LoopFact, Step, Template
-from woodfrog.kernels.values import Atom, Compare, Condition, Poly
+from woodfrog.kernels.contents import loads_of
+from woodfrog.kernels.template import Access, LoopFact, Step, Template
+from woodfrog.kernels.values import Atom, Compare, Condition, Poly, atom_bounds, const
 
 HEADERS = Path(__file__).resolve().parent / "native"
 _KINDS = {"and": "bit_and", "or": "bit_or", "xor": "bit_xor"}
@@ -22,7 +23,7 @@ def source(templates: Sequence[Template]) -> str:
     """The C++ source of a library with `templates`, numbered from 0."""
     parts = [
         "// Generated from PTX: what kernels read and write. See native/evaluate.hpp.",
-        '#include "evaluate.hpp"',
+        '#include "contents.hpp"',
         "",
         "namespace {",
         "using namespace access_templates;",
@@ -40,7 +41,23 @@ def source(templates: Sequence[Template]) -> str:
         "    std::int64_t number, const access_templates::Launch* launch, unsigned kinds,",
         "    access_templates::Range* out, std::int64_t capacity) {",
         "  if (number < 0 || number >= kCount) return -1;",
-        "  return access_templates::evaluate(*kTemplates[number], *launch, kinds, out, capacity);",
+        "  try {",
+        "    return access_templates::evaluate(*kTemplates[number], *launch, kinds, out, capacity);",
+        "  } catch (const std::bad_alloc&) {",
+        "    return access_templates::kNoMemory;",
+        "  }",
+        "}",
+        "",
+        'extern "C" __attribute__((visibility("default"))) std::int64_t access_templates_evaluate_contents(',
+        "    std::int64_t number, const access_templates::Launch* launch, unsigned kinds,",
+        "    access_templates::Range* out, std::int64_t capacity, access_templates::Read read, void* context) {",
+        "  if (number < 0 || number >= kCount) return -1;",
+        "  const access_templates::Template& found = *kTemplates[number];",
+        "  try {",
+        "    return access_templates::evaluate_contents(found, *launch, kinds, out, capacity, {read, context});",
+        "  } catch (const std::bad_alloc&) {",
+        "    return access_templates::kNoMemory;",
+        "  }",
         "}",
         "",
     ]
@@ -69,12 +86,21 @@ class _Tables:
         self._gate_texts: list[str] = []
 
     def text(self, name: str) -> str:
+        groups: dict[tuple[int, ...], dict[str, None]] = {}
+        loads: dict[tuple[int, int], str] = {}
+        for access in self._template.combined:
+            place, size, offset = -1, -1, 0
+            if access.address is not None and access.size is not None:
+                offset = access.address.terms.get((), 0)
+                place, size = self._poly(access.address - const(offset)), self._poly(access.size)
+                loads[place, size] = self._loads(access)
+            key = (place, size, self._node(access.steps), int(access.steps_complete))
+            groups.setdefault(key, {})[f"{int(access.kind)}, %s, {_number(offset)}"] = None
+        # What differs in its offset alone stands side by side: it is evaluated once.
         accesses = []
-        for access in self._template.accesses:
-            address = -1 if access.address is None or access.size is None else self._poly(access.address)
-            size = -1 if access.size is None else self._poly(access.size)
-            node = self._node(access.steps)
-            accesses.append(f"{{{int(access.kind)}, {address}, {size}, {node}, {_bool(access.steps_complete)}}}")
+        for (place, size, node, complete), group in groups.items():
+            shared = f"{place}, {size}, {node}, {_bool(bool(complete))}, {loads.get((place, size), '0, 0')}"
+            accesses += [f"{{{entry % shared}}}" for entry in group]
         loops = []
         for fact in self._template.loops:
             conditions = self._list([self._condition(condition) for condition in fact.again])
@@ -100,7 +126,7 @@ class _Tables:
             f"const Template kTemplate_{name} = {{kAtoms_{name}, {len(self._atom_texts)}, kMonomials_{name}, "
             f"kPolys_{name}, kConditions_{name}, kSteps_{name}, kLoops_{name}, {len(loops)}, kGates_{name}, "
             f"kNodes_{name}, {len(self._nodes)}, kAccesses_{name}, {len(accesses)}, kLists_{name}, "
-            f"{self._template.parameters_bytes}}};"
+            f"{self._template.parameters_bytes}, {self._template.ranges_each}}};"
         )
         return "\n".join(lines)
 
@@ -134,10 +160,13 @@ class _Tables:
         elif atom.kind == "special":
             register, axis = str(a[0]).split(".")
             fields = [_REGISTERS.index(register), "xyz".index(axis), 0]
-        elif atom.kind == "loop":
+        elif atom.kind in ("lane", "loop"):
             fields = [cast(int, a[0]), 0, 0]
         elif atom.kind == "unknown":
             low, high = cast(int, a[1]), cast(int, a[2])
+        elif atom.kind == "load":
+            fields = [self._poly(cast(Poly, a[0])), cast(int, a[1]), int(cast(bool, a[2]))]
+            low, high = atom_bounds(atom) or (0, 0)
         elif atom.kind == "either":
             fields = self._either(atom)
         elif atom.kind == "select":
@@ -157,6 +186,11 @@ class _Tables:
         self._atom_texts.append(f"{{AtomKind::{kind}, {numbers}, {_number(low)}, {_number(high)}}}")
         self._atoms[atom] = len(self._atom_texts) - 1
         return self._atoms[atom]
+
+    def _loads(self, access: Access) -> str:
+        """The first in lists, and the number, of the loads that an access depends on, each with its size."""
+        found = [(self._atom(atom), self._poly(const(cast(int, atom.args[1])))) for atom in loads_of(access)]
+        return f"{self._list([value for pair in found for value in pair])}, {len(found)}"
 
     def _either(self, atom: Atom) -> list[int]:
         parts = self._list([self._poly(part) for part in cast("tuple[Poly, ...]", atom.args[0])])

@@ -10,7 +10,7 @@ from typing import cast
 from woodfrog.kernels.numbers import Numbers
 from woodfrog.kernels.space import _FAR, Form, InfeasibleError
 from woodfrog.kernels.template import LoopFact, Step
-from woodfrog.kernels.values import Compare, Condition
+from woodfrog.kernels.values import Compare, Condition, Poly
 
 _SWAPPED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "eq": "eq", "ne": "ne"}
 
@@ -128,8 +128,27 @@ class Constraints:
     def bound_counter(self, fact: LoopFact, counter: int) -> None:
         """Bound a loop's counter and nothing else: right for any thread that the loop has run in."""
         for condition in fact.again:
-            if condition.op == "cmp":
+            if condition.op == "cmp" and not self._bound_doublings(condition, fact.loop, counter):
                 self._bound(condition, counter)
+
+    def _bound_doublings(self, condition: Condition, loop: int, counter: int) -> bool:
+        """Bound a counter k by a * 2**(j * (k - 1)) < n, where that cannot wrap around before it fails."""
+        numbers, space = self._numbers, self._numbers.space
+        c = cast(Compare, condition.args[0])
+        for growing, fixed, relation in ((c.left, c.right, c.relation), (c.right, c.left, _SWAPPED[c.relation])):
+            found = _doubling(growing, loop)
+            if found is None or relation not in ("lt", "le"):
+                continue
+            factor, each = found
+            _, limit = space.bounds(space.reduced(numbers.read_as(numbers.form(fixed), c.width, c.signed)))
+            limit -= relation == "lt"
+            top = (1 << (c.width - c.signed)) - 1
+            if factor > top or each > 64 or limit << each > top:
+                return False
+            most = ((limit // factor).bit_length() - 1) // each + 1 if limit >= factor else 0
+            space.high[counter] = min(space.high[counter], most)
+            return True
+        return False
 
     def loop(self, fact: LoopFact) -> None:
         """The counter of a loop: 0, or the condition to go on held in the iteration before."""
@@ -206,3 +225,18 @@ class Constraints:
             return None
         space.high[counter] = min(space.high[counter], max(0, (limit - low) // stride + 1))
         return form
+
+
+def _doubling(value: Poly, loop: int) -> tuple[int, int] | None:
+    """(a, j) of a value a * 2**(j * (k - 1)), where k is a loop's counter."""
+    if len(value.terms) != 1:
+        return None
+    ((monomial, factor),) = value.terms.items()
+    if factor < 1 or len(monomial) != 1 or monomial[0].kind != "pow2" or monomial[0].args[1] != 0:
+        return None
+    exponent = cast(Poly, monomial[0].args[0])
+    counters = [m for m in exponent.terms if len(m) == 1 and m[0].kind == "loop" and m[0].args[0] == loop]
+    if len(exponent.terms) != 2 or len(counters) != 1:
+        return None
+    each = exponent.terms[counters[0]]
+    return (factor, each) if each >= 1 and exponent.terms.get((), 0) == -each else None

@@ -17,6 +17,10 @@ class KernelFileError(WoodfrogError):
         super().__init__(reason, advice=advice, target_state=TargetState.NONE)
 
 
+class NoGpuCodeError(KernelFileError):
+    """A file that is fine, and holds no GPU code."""
+
+
 class PtxError(KernelFileError):
     """PTX text that cannot be read; `line` and `column` count from 1."""
 

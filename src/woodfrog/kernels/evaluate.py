@@ -7,7 +7,7 @@ superset of the truth; a step that may have added something is noted, and the an
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from woodfrog.errors import UsageError
 from woodfrog.kernels import limits
@@ -16,7 +16,7 @@ from woodfrog.kernels.footprint import merged, pieces
 from woodfrog.kernels.numbers import Choice, Numbers
 from woodfrog.kernels.space import InfeasibleError, Space
 from woodfrog.kernels.template import Access, Exactness, Kind, Launch, Range, Step, Template
-from woodfrog.kernels.values import Poly
+from woodfrog.kernels.values import Atom, Poly
 
 _ADDRESSES = 1 << 64
 _SMALLEST_POINTER = 1 << 16  # no driver maps memory in the first pages
@@ -30,7 +30,7 @@ def evaluate(template: Template, launch: Launch, kinds: Sequence[Kind] = tuple(K
 def evaluate_each(
     template: Template, launch: Launch, kinds: Sequence[Kind] = tuple(Kind)
 ) -> list[tuple[Access, list[Range]]]:
-    """The ranges of each access by itself, in the order of the template."""
+    """The ranges of each of Template.combined by itself."""
     if len(launch.parameters) < template.parameters_bytes:
         raise UsageError(
             f"{template.kernel} takes {template.parameters_bytes} bytes of parameters, the launch has "
@@ -38,17 +38,25 @@ def evaluate_each(
         )
     if min(*launch.grid, *launch.block) < 1:
         raise UsageError("every dimension of a grid and of a block is at least 1")
-    evaluation = _Evaluation(template, launch)
-    return [(access, evaluation.ranges(access)) for access in template.accesses if access.kind in kinds]
+    if launch.contents is not None:
+        from woodfrog.kernels.contents import evaluate_each_with_contents
+
+        return evaluate_each_with_contents(template, launch, kinds, launch.contents)
+    evaluation = Evaluation(template, launch)
+    return [(access, evaluation.ranges(access)) for access in template.combined if access.kind in kinds]
 
 
-class _Evaluation:
+class Evaluation:
     """One launch: spaces are kept for steps that several accesses share."""
 
-    def __init__(self, template: Template, launch: Launch) -> None:
+    def __init__(
+        self, template: Template, launch: Launch, loaded: Mapping[Atom, tuple[int, int]] | None = None
+    ) -> None:
+        self._loaded = loaded or {}
+        self._ranges_each = template.ranges_each
         self._allocations = sorted(launch.allocations)
         self._starts = [start for start, _ in self._allocations]
-        self._spaces: dict[tuple[Step, ...], Numbers | None] = {(): Numbers(template, launch, Space())}
+        self._spaces: dict[tuple[Step, ...], Numbers | None] = {(): Numbers(template, launch, Space(), self._loaded)}
         self._everything = [Range(a, s, Exactness.EVERYTHING) for a, s in self._allocations] or [
             Range(0, _ADDRESSES, Exactness.EVERYTHING)
         ]
@@ -121,6 +129,7 @@ class _Evaluation:
         in_hull = any(v in space.hull for v in form.terms)
         exact = (
             access.steps_complete
+            and not self._loaded
             and not space.loose
             and not in_hull
             and not numbers.inexact
@@ -133,8 +142,8 @@ class _Evaluation:
         shift = low - low % _ADDRESSES
         if high - shift + length > _ADDRESSES:
             return self._whole(bases)
-        found, kept = pieces(form.shifted(-shift), space, length)
-        exactness = Exactness.EXACT if exact and kept else Exactness.BOUNDED
+        found, exact = pieces(form.shifted(-shift), space, length, exact=exact, most=self._ranges_each)
+        exactness = Exactness.EXACT if exact else Exactness.BOUNDED
         ranges = [Range(start, size_bytes, exactness) for start, size_bytes in found]
         return ranges if exactness is Exactness.EXACT else self._clipped(ranges, bases)
 

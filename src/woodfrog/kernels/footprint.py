@@ -9,8 +9,12 @@ from woodfrog.kernels.space import Form, Space
 from woodfrog.kernels.template import Range
 
 
-def pieces(address: Form, space: Space, length: int) -> tuple[list[tuple[int, int]], bool]:
+def pieces(
+    address: Form, space: Space, length: int, *, exact: bool, most: int = limits.RANGES
+) -> tuple[list[tuple[int, int]], bool]:
     """(start, bytes) of what accesses of `length` bytes at all values of `address` cover, and whether that is exact.
+
+    `exact`: whether all those values are known to occur; `most`: how many runs there may be then.
 
     Strides no longer than what is covered already join into one run. Where that leaves more runs than the cap, the
     smallest gaps are filled and the answer is no longer exact.
@@ -22,7 +26,7 @@ def pieces(address: Form, space: Space, length: int) -> tuple[list[tuple[int, in
         start += c * (low if c > 0 else high)
         steps.append((abs(c), high - low))
     steps.sort()
-    exact = True
+    most = most if exact else limits.BOUNDED_RANGES
     run = length
     outer: list[tuple[int, int]] = []
     for stride, count in steps:
@@ -33,7 +37,7 @@ def pieces(address: Form, space: Space, length: int) -> tuple[list[tuple[int, in
     total = 1
     for _, count in outer:
         total *= count + 1
-    while total > limits.RANGES:
+    while total > most:
         stride, count = outer.pop(0)
         total //= count + 1
         run += stride * count

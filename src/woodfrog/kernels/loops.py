@@ -7,7 +7,8 @@ certain: that they stay near a base pointer, or below where they began.
 from __future__ import annotations
 
 from woodfrog.kernels.execution import Execution, Phi
-from woodfrog.kernels.values import Atom, Atoms, Poly, Rewriter, const, static_bounds
+from woodfrog.kernels.rewrite import Rewriter
+from woodfrog.kernels.values import Atom, Atoms, Poly, const, static_bounds
 
 
 class PhiSolutions:
@@ -64,7 +65,7 @@ class PhiSolutions:
         for value in phi.next:
             if value is None:
                 return None
-            for alternative in _alternatives(rewriter.poly(value)):
+            for alternative in alternatives(rewriter.poly(value)):
                 if alternative not in found:
                     found.append(alternative)
         return found
@@ -81,6 +82,9 @@ class PhiSolutions:
         amounts = [value - here for value in values]
         if len(amounts) == 1 and number not in amounts[0].loops:
             return phi.first + amounts[0] * counter
+        doubled = self._doublings(phi, values, here)
+        if doubled is not None:
+            return phi.first * self._atoms.atom("pow2", counter.scaled(doubled), 0)
         steps = [amount.constant for amount in amounts]
         known = [amount for amount in steps if amount is not None]
         if len(known) == len(steps):
@@ -98,6 +102,14 @@ class PhiSolutions:
         if all(number not in value.loops for value in values):
             return self._atoms.either((phi.first, *values), chain)
         return None
+
+    def _doublings(self, phi: Phi, values: list[Poly], here: Poly) -> int | None:
+        """How often each iteration doubles the value, if that is all that it does."""
+        first = phi.first.constant if phi.first is not None else None
+        factor = values[0].terms.get(next(iter(here.terms)), 0) if len(values) == 1 else 0
+        if first is None or first < 1 or factor < 2 or factor & (factor - 1) or values[0] != here.scaled(factor):
+            return None
+        return factor.bit_length() - 1
 
     def _fallback(self, number: int, atom: Atom, rewriter: Rewriter) -> Poly:
         phi = self._phis[atom]
@@ -147,8 +159,8 @@ def _single(value: Poly) -> bool:
     return not more and coefficient == 1 and len(monomial) == 1
 
 
-def _alternatives(value: Poly) -> list[Poly]:
-    """`x + either(a, b)` as `x + a`, `x + b`."""
+def alternatives(value: Poly, most: int = 16) -> list[Poly]:
+    """`x + either(a, b)` as `x + a`, `x + b`; the value itself where there are more than `most`."""
     for monomial, coefficient in value.terms.items():
         if len(monomial) == 1 and monomial[0].kind in ("either", "select"):
             atom = monomial[0]
@@ -158,9 +170,9 @@ def _alternatives(value: Poly) -> list[Poly]:
                 return [value]
             found = []
             for part in parts:
-                for alternative in _alternatives(rest + part.scaled(coefficient)):
+                for alternative in alternatives(rest + part.scaled(coefficient), most):
                     found.append(alternative)
-                    if len(found) > 16:
+                    if len(found) > most:
                         return [value]
             return found
     return [value]
@@ -173,8 +185,8 @@ def _mentions(value: Poly, atom: Atom) -> bool:
 def _atom_mentions(one: Atom, atom: Atom) -> bool:
     if one is atom:
         return True
-    if not one.loops & atom.loops:
-        return False
+    if one.kind == "load" or not one.loops & atom.loops:
+        return False  # what memory holds is not computed from where it is
     return any(_arg_mentions(arg, atom) for arg in one.args)
 
 
@@ -212,7 +224,7 @@ def _atom_only_counters(atom: Atom, number: int) -> bool:
         return True
     if atom.kind == "loop":
         return atom.args[0] == number
-    if atom.kind in ("phi", "unknown", "upto"):
+    if atom.kind in ("phi", "unknown", "load", "upto"):
         return False
     return all(_arg_only_counters(arg, number) for arg in atom.args)
 

@@ -10,11 +10,13 @@ from collections.abc import Callable
 
 from woodfrog.kernels.execution import Execution, FoundAccess, Slot, under_guard
 from woodfrog.kernels.opcodes import HARMLESS_CALLS, SHARED_SPACES, access_bytes, destinations
+from woodfrog.kernels.operands import value_of
 from woodfrog.kernels.ptx.syntax import Instruction, Memory, Operand, Vector
 from woodfrog.kernels.template import Kind
 from woodfrog.kernels.values import Condition, Poly, Value, const
 
 Handler = Callable[[Execution, Instruction, Condition], None]
+_MAY_CHANGE = frozenset(("volatile", "relaxed", "acquire", "mmio"))  # loads of what others write meanwhile
 _PREFETCHES = frozenset(("prefetch",))
 _DISCARD_BYTES = 128  # PTX ISA: discard works on 128 aligned bytes, the only size there is
 _TENSORMAP_BYTES = 128
@@ -47,8 +49,6 @@ def address_of(execution: Execution, operand: Operand) -> Poly | None:
         return None
     if not operand.base:
         return const(operand.offset)
-    from woodfrog.kernels.instructions import value_of
-
     return value_of(execution, operand.base, 64) + const(operand.offset)
 
 
@@ -104,6 +104,8 @@ def _load(execution: Execution, instruction: Instruction, guard: Condition) -> N
         value: Value = None
         if place is not None:
             value = _load_slot(execution, place[0], place[1], index * size, size, signed, address)
+        elif is_integer and size <= 8 and not spaces & (SHARED_SPACES | _MAY_CHANGE):
+            value = execution.atoms.load(address + const(index * size), size, signed, execution.block_loops)
         elif is_integer and size <= 8:
             value = _loaded(execution, size, signed)
         if index < len(results):
@@ -203,8 +205,6 @@ def _lose_all_local(execution: Execution) -> None:
 def _store_slot(
     execution: Execution, name: str, offset: int | None, element: int, size: int, operand: Operand, guard: Condition
 ) -> None:
-    from woodfrog.kernels.instructions import value_of
-
     value: Value = None
     if isinstance(operand, int):
         value = const(operand)
@@ -260,8 +260,6 @@ def _atomic(execution: Execution, instruction: Instruction, guard: Condition) ->
 
 def _copy(execution: Execution, instruction: Instruction, guard: Condition) -> None:
     """cp.async, cp.async.bulk, cp.reduce.async.bulk and what belongs to them."""
-    from woodfrog.kernels.instructions import value_of
-
     words, operands = instruction.modifiers, instruction.operands
     if {"commit_group", "wait_group", "wait_all", "mbarrier", "prefetch"} & set(words) and not operands[1:]:
         return

@@ -6,12 +6,13 @@ done, else a `hull` variable that runs through all integers between the value's 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import cast
 
 from woodfrog.kernels import limits
 from woodfrog.kernels.space import UNBOUNDED, Form, InfeasibleError, Space
 from woodfrog.kernels.template import Launch, Step, Template
-from woodfrog.kernels.values import Atom, Condition, Poly
+from woodfrog.kernels.values import Atom, Condition, Poly, atom_bounds
 
 _LARGEST_SHIFT = 128
 
@@ -28,10 +29,13 @@ class Choice(Exception):
 class Numbers:
     """Turns polynomials into forms, once for each atom."""
 
-    def __init__(self, template: Template, launch: Launch, space: Space) -> None:
+    def __init__(
+        self, template: Template, launch: Launch, space: Space, loaded: Mapping[Atom, tuple[int, int]]
+    ) -> None:
         self.template = template
         self.launch = launch
         self.space = space
+        self.loaded = loaded  # least and greatest value of loads that are known, see contents.py
         self.chosen: dict[Atom, int] = {}
         self.conditions: list[Step] = []  # of the alternatives that were chosen
         self.splits = False  # whether alternatives are told apart (Choice) or joined into bounds
@@ -40,7 +44,7 @@ class Numbers:
         self._counters: dict[int, int] = {}  # loops → the variable of their counter
 
     def copy(self) -> Numbers:
-        new = Numbers(self.template, self.launch, self.space.copy())
+        new = Numbers(self.template, self.launch, self.space.copy(), self.loaded)
         new._forms = dict(self._forms)
         new._counters = dict(self._counters)
         new.inexact = self.inexact
@@ -173,6 +177,8 @@ class Numbers:
             if size > 8 or offset < 0 or offset + size > len(self.launch.parameters):
                 return self._hull([0, (1 << 8 * size) - 1])
             return Form(int.from_bytes(self.launch.parameters[offset : offset + size], "little"))
+        if kind == "lane":
+            return self.space.variable(0, cast(int, a[0]) - 1)
         if kind == "special":
             return self._special(str(a[0]))
         if kind == "loop":
@@ -191,6 +197,10 @@ class Numbers:
             return self._power(cast(Poly, a[0]), cast(int, a[1]))
         if kind == "upto":
             return self._hull([0, max(0, self.bounds(cast(Poly, a[0]))[1])])
+        if kind == "load":
+            low_high = self.loaded.get(atom) or atom_bounds(atom)
+            assert low_high is not None
+            return self._hull(list(low_high))
         if kind == "unknown":
             return self._hull([cast(int, a[1]), cast(int, a[2])])
         if kind == "symbol":

@@ -5,14 +5,20 @@ Static judgements hold for any launch and are therefore cautious: "bounded" here
 
 from __future__ import annotations
 
+import os
+import stat
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from woodfrog.errors import NotFoundError, TargetState
+from woodfrog.kernels import limits
 from woodfrog.kernels.analysis import templates
 from woodfrog.kernels.error import KernelFileError
-from woodfrog.kernels.reader import CodeObject, read_file
+from woodfrog.kernels.reader import CodeObject
 from woodfrog.kernels.reader.elf import kernels as cubin_kernels
+from woodfrog.kernels.reader.sources import Found, read_source
 from woodfrog.kernels.template import Access, Exactness, LoopFact, Template
 from woodfrog.kernels.values import Atom, Condition, Poly, show, show_condition
 
@@ -46,10 +52,10 @@ class Judged:
         return self.writes is None or self.writes <= Exactness.BOUNDED
 
 
-def listed(path: Path | str) -> list[Listed]:
-    """All kernels of a file, machine code and PTX. Raises KernelFileError."""
+def listed(source: Found) -> list[Listed]:
+    """All kernels of a source, machine code and PTX. Raises KernelFileError."""
     found: list[Listed] = []
-    for code in read_file(path):
+    for code in source.code:
         if code.kind == "cubin":
             for kernel in cubin_kernels(code.data, code.origin):
                 parameters = None
@@ -70,10 +76,15 @@ def _listed(name: str, parameters: tuple[tuple[int, int], ...] | None, code: Cod
 
 
 def judged(path: Path | str) -> tuple[list[Judged], list[str]]:
-    """The templates of a file's PTX with their quality, and the kernels that are there as machine code only."""
+    """judged_code() of a file, folder, wheel or process. Raises KernelFileError."""
+    return judged_code(read_source(path))
+
+
+def judged_code(source: Found) -> tuple[list[Judged], list[str]]:
+    """The templates of a source's PTX with their quality, and the kernels that are there as machine code only."""
     found: list[Judged] = []
     machine_code: dict[str, None] = {}
-    for code in read_file(path):
+    for code in source.code:
         if code.kind == "cubin":
             machine_code.update(dict.fromkeys(k.name for k in cubin_kernels(code.data, code.origin)))
             continue
@@ -94,6 +105,12 @@ def judged(path: Path | str) -> tuple[list[Judged], list[str]]:
             )
     known = {one.template.kernel for one in found}
     return found, [name for name in machine_code if name not in known]
+
+
+def worst_of(template: Template, *, stores: bool) -> Exactness | None:
+    """The least exact that the reads or the writes of a kernel can turn out; None: it has none."""
+    chosen = [a for a in template.accesses if (a.kind.stores if stores else a.kind.loads)]
+    return max((quality(access) for access in chosen), default=None)
 
 
 def quality(access: Access) -> Exactness:
@@ -133,10 +150,12 @@ def _address_quality(value: Poly, *, is_address: bool) -> Exactness:
 
 
 def _atom_quality(atom: Atom) -> Exactness:
+    if atom.kind == "load":
+        return Exactness.BOUNDED if cast(int, atom.args[1]) < 4 else Exactness.WHOLE
     if atom.kind == "unknown":
         low, high = int(atom.args[1]), int(atom.args[2])  # type: ignore[call-overload]
         return Exactness.BOUNDED if high - low < 1 << 17 else Exactness.WHOLE
-    if atom.kind in ("and", "min", "or", "xor", "upto", "max"):
+    if atom.kind in ("and", "min", "or", "xor", "upto", "max", "pow2"):
         return Exactness.BOUNDED
     worst = Exactness.EXACT
     for arg in atom.args:
@@ -148,14 +167,18 @@ def _atom_quality(atom: Atom) -> Exactness:
 
 def _reason(access: Access) -> str:
     place = f"PTX line {access.line}"
-    return f"{place}: {access.reason}" if access.reason else f"{place}: a condition that is not followed decides it"
+    if access.reason:
+        return f"{place}: {access.reason}"
+    if not access.steps_complete or any(_unclear(step) for step in access.steps):
+        return f"{place}: a condition that is not followed decides it"
+    return f"{place}: whether its bits or extremes are exact depends on the launch"
 
 
 def explained(path: Path | str, kernel: str) -> list[Template]:
     """The templates of the kernels of that name. Raises NotFoundError when the file has none with PTX."""
     found = []
     names: dict[str, None] = {}
-    for code in read_file(path):
+    for code in read_source(path).code:
         if code.kind == "ptx":
             for template in templates(code.data):
                 names[template.kernel] = None
@@ -171,8 +194,35 @@ def explained(path: Path | str, kernel: str) -> list[Template]:
     return found
 
 
+class SourceLines:
+    """Lines of the files that a PTX text names, where they are there to be read."""
+
+    def __init__(self, files: Mapping[int, str]) -> None:
+        self._files = files
+        self._lines: dict[int, list[str]] = {}
+
+    def line(self, place: tuple[int, int]) -> str:
+        """The text of a line, "" when it is not to be had."""
+        file, number = place
+        if file not in self._lines:
+            self._lines[file] = _lines_of(self._files.get(file, ""))
+        lines = self._lines[file]
+        return lines[number - 1].strip() if 0 < number <= len(lines) else ""
+
+
+def _lines_of(name: str) -> list[str]:
+    try:
+        with open(os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), errors="replace") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return []
+            return file.read(limits.SOURCE_BYTES).splitlines()
+    except (OSError, ValueError):
+        return []
+
+
 def lines(template: Template) -> list[str]:
-    """A template in readable form."""
+    """A template in readable form, each access with its line of source where that is there."""
+    sources = SourceLines(template.files)
     text = [f"kernel {template.kernel}"]
     for parameter in template.parameters:
         text.append(f"  parameter at {parameter.offset_bytes}, {parameter.size_bytes} bytes: {parameter.name}")
@@ -187,6 +237,8 @@ def lines(template: Template) -> list[str]:
         where = "anywhere" if access.address is None else f"[{show(access.address)}]"
         size = "" if access.size is None else f" {show(access.size)} bytes"
         text.append(f"  {access.kind.name.lower()}{size} at {where}   ({quality(access).name.lower()}; {place})")
+        if source := sources.line(access.source):
+            text.append(f"      | {source}")
         for step in access.steps:
             if isinstance(step, LoopFact):
                 again = " and ".join(show_condition(c) for c in step.again) or "not known when it ends"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import cached_property
 from typing import NamedTuple
 
+from woodfrog.kernels import limits
 from woodfrog.kernels.values import Condition, Poly
 
 
@@ -56,6 +58,7 @@ class LoopFact:
 
 
 Step = Condition | LoopFact
+Reader = Callable[[int, int], bytes | None]  # address, size in bytes
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,18 @@ class Template:
     symbols: tuple[str, ...] = ()  # module variables whose addresses the evaluation needs
     files: Mapping[int, str] = field(default_factory=dict)
 
+    @cached_property
+    def combined(self) -> tuple[Access, ...]:
+        """The accesses with neighbours joined: what is evaluated."""
+        from woodfrog.kernels.combine import combined
+
+        return combined(self.accesses)
+
+    @property
+    def ranges_each(self) -> int:
+        """How many ranges each access is split into at most: fewer where there are many accesses."""
+        return max(limits.BOUNDED_RANGES, limits.RANGES // max(len(self.combined), 1))
+
     @property
     def parameters_bytes(self) -> int:
         return max((p.offset_bytes + p.size_bytes for p in self.parameters), default=0)
@@ -119,6 +134,8 @@ class Launch:
     `allocations` are (address, size_bytes) of all device memory there is, module variables included: what an access
     that cannot be bounded is widened to. Without them such an access is the whole address space.
     `symbols` are the addresses and sizes of module variables.
+    `contents` gives bytes of memory as they are when the kernel begins to run (None: not readable), which nobody but
+    the kernel may change while it runs. With it, ranges that depend on loaded indices and pointers have bounds.
     """
 
     grid: tuple[int, int, int]
@@ -126,3 +143,4 @@ class Launch:
     parameters: bytes
     allocations: Sequence[tuple[int, int]] = ()
     symbols: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    contents: Reader | None = None

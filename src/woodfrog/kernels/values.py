@@ -8,7 +8,8 @@ Nothing here knows instructions or launches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from math import gcd
 from typing import NamedTuple
 
 from woodfrog.kernels import limits
@@ -26,6 +27,8 @@ class Atom:
     loop      (loop number,)                      iterations of a loop that are complete
     phi       (loop number, key, width)           a value at a loop's head; gone once the loop is solved
     unknown   (number, low, high, reason)         decided by memory contents or by what is not modelled
+    load      (address: Poly, size_bytes, signed, number)  what a load from global memory gives; the number tells loads
+                                                  of the same place apart, at different times they may differ
     either    (alternatives, gates)               one of several polynomials; gates, where they are known, are the block
                                                   where ways join and, for each alternative, the block it comes from
     select    (condition, Poly, Poly)
@@ -37,10 +40,11 @@ class Atom:
     pow2      (Poly, width)                       2**Poly, 0 from 2**width on
     upto      (Poly, number)                      some integer from 0 to Poly; the number tells them apart
     symbol    (name,)                             address of a module variable
+    lane      (count, number)                     0 to count - 1: accesses that are put together, see combine.py
     window    (name,)                             address of shared, local or parameter memory
     """
 
-    __slots__ = ("args", "depth", "kind", "loops", "number")
+    __slots__ = ("args", "bounds", "depth", "kind", "loops", "number")
 
     def __init__(self, number: int, kind: str, args: tuple[object, ...], loops: frozenset[int], depth: int) -> None:
         self.number = number
@@ -48,6 +52,7 @@ class Atom:
         self.args = args
         self.loops = loops  # loops in whose iterations it varies
         self.depth = depth
+        self.bounds: tuple[int, int] | str | None = "not known yet"  # see atom_bounds
 
     def __repr__(self) -> str:
         return show_atom(self)
@@ -136,6 +141,8 @@ def _number(atom: Atom) -> int:
 
 
 ZERO = Poly({})
+# From here on a divisor is most likely half of a division by a constant (x * m // 2**t), which is found by its shape.
+_MULTIPLIED_QUOTIENT = 1 << 31
 
 
 def const(value: int) -> Poly:
@@ -253,6 +260,11 @@ class Atoms:
         self._unknowns += 1
         return self.atom("unknown", self._unknowns, low, high, reason, loops=loops)
 
+    def load(self, address: Poly, size_bytes: int, signed: bool, loops: frozenset[int]) -> Poly:
+        """What a load of an integer from `address` gives: known only where the contents of memory are."""
+        self._unknowns += 1
+        return self.atom("load", address, size_bytes, signed, self._unknowns, loops=loops)
+
     def upto(self, most: Poly, loops: frozenset[int]) -> Poly:
         """Some integer from 0 to `most`."""
         self._unknowns += 1
@@ -275,7 +287,17 @@ class Atoms:
         bounds = static_bounds(value)
         if bounds and low <= bounds[0] and bounds[1] <= high:
             return value
+        bits = static_bits(value)
+        if bits is not None and bits <= high:
+            return value
         return self.atom("ext", value, width, signed)
+
+    def bitwise(self, kind: str, left: Poly, right: Poly) -> Poly:
+        """`or` or `xor` of non-negative integers: their sum where no bit can be set in both."""
+        bits = static_bits(left), static_bits(right)
+        if bits[0] is not None and bits[1] is not None and not bits[0] & bits[1]:
+            return left + right
+        return self.atom(kind, left, right)
 
     def floordiv(self, left: Poly, right: Poly) -> Poly:
         a, b = left.constant, right.constant
@@ -287,6 +309,10 @@ class Atoms:
             only = _single(left)
             if only is not None and only.kind == "floordiv" and (inner := only.args[1].constant) and inner > 0:  # type: ignore[attr-defined]
                 return self.atom("floordiv", only.args[0], const(inner * b))
+            shared = gcd(b, *left.terms.values())
+            if shared > 1 and b < _MULTIPLIED_QUOTIENT:  # (4 * x) // 512 is x // 128
+                smaller = Poly({m: c // shared for m, c in left.terms.items()})
+                return self.floordiv(smaller, const(b // shared))
         return self.atom("floordiv", left, right)
 
     def truncdiv(self, left: Poly, right: Poly) -> Poly:
@@ -350,7 +376,76 @@ def static_bounds(value: Poly) -> tuple[int, int] | None:
     return low, high
 
 
+def static_bits(value: Poly) -> int | None:
+    """A mask of all bits that a value can have set in any launch; None when it may be negative or is not known.
+
+    A sum has the bits of its terms where these have none in common, and all from its lowest on where they have.
+    """
+    value, remainders = _without_remainders(value)
+    masks = [mask for _, mask in remainders]
+    for monomial, coefficient in value.terms.items():
+        if coefficient < 0:
+            return None
+        mask = 1
+        for atom in monomial:
+            bounds = atom_bounds(atom)
+            if bounds is None or bounds[0] < 0 or len(monomial) > 1:
+                return None
+            mask = (1 << bounds[1].bit_length()) - 1
+            if atom.kind == "ext" and not atom.args[2]:
+                mask &= ~(alignment(atom.args[0]) - 1)  # type: ignore[arg-type]
+        masks.append(
+            mask * coefficient if coefficient & (coefficient - 1) == 0 or mask == 1 else _covering(mask, coefficient)
+        )
+    total = 0
+    for mask in masks:
+        if total & mask:
+            return None
+        total |= mask
+    return total
+
+
+def _covering(mask: int, factor: int) -> int:
+    """All bits from the lowest to the highest that `factor` times something within `mask` can have."""
+    highest = (mask * factor).bit_length()
+    return (1 << highest) - (factor & -factor)
+
+
+def alignment(value: Poly) -> int:
+    """A power of two that divides a value in any launch, at most 2**32."""
+    common = gcd(1 << 32, *value.terms.values())
+    return common & -common
+
+
+def _without_remainders(value: Poly) -> tuple[Poly, list[tuple[Poly, int]]]:
+    """A value without its parts of the form p - 2**k * (p // 2**k), and these with the bits that they can have."""
+    found: list[tuple[Poly, int]] = []
+    for monomial, coefficient in list(value.terms.items()):
+        if len(monomial) != 1 or monomial[0].kind != "floordiv" or coefficient >= 0:
+            continue
+        dividend, divisor = monomial[0].args
+        power = divisor.constant if isinstance(divisor, Poly) else None
+        if not isinstance(dividend, Poly) or power is None or power < 1 or power & (power - 1):
+            continue
+        factor = -coefficient // power
+        if factor < 1 or factor * power != -coefficient or factor & (factor - 1):
+            continue
+        rest = value - dividend.scaled(factor) - Poly({monomial: coefficient})
+        if len(rest.terms) >= len(value.terms):
+            continue
+        value = rest
+        found.append((dividend, ((power - 1) & ~(alignment(dividend) - 1)) * factor))
+    return value, found
+
+
 def atom_bounds(atom: Atom) -> tuple[int, int] | None:
+    """static_bounds() of an atom, worked out once: expressions share their parts."""
+    if isinstance(atom.bounds, str):
+        atom.bounds = _atom_bounds(atom)
+    return atom.bounds
+
+
+def _atom_bounds(atom: Atom) -> tuple[int, int] | None:
     args = atom.args
     if atom.kind == "special":
         return SPECIAL_BOUNDS.get(str(args[0]))
@@ -358,8 +453,9 @@ def atom_bounds(atom: Atom) -> tuple[int, int] | None:
         return 0, (1 << (8 * int(args[1]))) - 1  # type: ignore[call-overload]
     if atom.kind == "unknown":
         return int(args[1]), int(args[2])  # type: ignore[call-overload]
-    if atom.kind == "ext":
+    if atom.kind in ("ext", "load"):
         width, signed = int(args[1]), bool(args[2])  # type: ignore[call-overload]
+        width *= 8 if atom.kind == "load" else 1
         return (-(1 << (width - 1)), (1 << (width - 1)) - 1) if signed else (0, (1 << width) - 1)
     if atom.kind == "and":
         pieces = [b for b in (static_bounds(args[0]), static_bounds(args[1])) if b and b[0] >= 0]  # type: ignore[arg-type]
@@ -369,6 +465,10 @@ def atom_bounds(atom: Atom) -> tuple[int, int] | None:
         bounds = static_bounds(args[0])  # type: ignore[arg-type]
         if divisor is not None and divisor > 0 and bounds:
             return bounds[0] // divisor, bounds[1] // divisor
+    if atom.kind in ("or", "xor"):
+        bits = static_bits(args[0]), static_bits(args[1])  # type: ignore[arg-type]
+        if bits[0] is not None and bits[1] is not None:
+            return 0, bits[0] | bits[1]
     if atom.kind == "either":
         all_bounds = [static_bounds(piece) for piece in args[0]]  # type: ignore[attr-defined]
         if all(all_bounds):
@@ -378,82 +478,6 @@ def atom_bounds(atom: Atom) -> tuple[int, int] | None:
         if both[0] and both[1]:
             return min(both[0][0], both[1][0]), max(both[0][1], both[1][1])
     return None
-
-
-class Rewriter:
-    """Replaces atoms throughout polynomials and conditions, once each.
-
-    `keep_gates` False: what an `either` depends on is forgotten; for values that are moved to another iteration.
-    """
-
-    def __init__(self, atoms: Atoms, replace: Callable[[Atom], Poly | None], *, keep_gates: bool = True) -> None:
-        self._atoms = atoms
-        self._keep_gates = keep_gates
-        self._replace = replace
-        self._done: dict[Atom, Poly] = {}
-
-    def poly(self, value: Poly) -> Poly:
-        result: Poly | None = None
-        for monomial in value.terms:
-            if all(self._atom(atom).terms == {(atom,): 1} for atom in monomial):
-                continue
-            result = ZERO
-            break
-        if result is None:
-            return value
-        for monomial, coefficient in value.terms.items():
-            term = const(coefficient)
-            for atom in monomial:
-                term = term * self._atom(atom)
-                if len(term.terms) > 4 * limits.POLYNOMIAL_TERMS:
-                    return self._atoms.unknown(0, (1 << 64) - 1, "too large an expression", value.loops | term.loops)
-            result = result + term
-        return self._atoms.limited(result, 128)
-
-    def _atom(self, atom: Atom) -> Poly:
-        found = self._done.get(atom)
-        if found is not None:
-            return found
-        replaced = self._replace(atom)
-        if replaced is not None:
-            result = replaced
-        else:
-            args = tuple(self._arg(arg) for arg in atom.args)
-            has_gates = atom.kind == "either" and atom.args[1] is not None
-            if args == atom.args and (self._keep_gates or not has_gates):
-                result = Poly({(atom,): 1})
-            elif atom.kind == "ext":
-                result = self._atoms.ext(*args)  # type: ignore[arg-type]
-            elif atom.kind == "floordiv":
-                result = self._atoms.floordiv(*args)  # type: ignore[arg-type]
-            elif atom.kind == "truncdiv":
-                result = self._atoms.truncdiv(*args)  # type: ignore[arg-type]
-            elif atom.kind == "either":
-                gates = args[1] if self._keep_gates else None
-                result = self._atoms.either(args[0], atom.loops, gates)  # type: ignore[arg-type]
-            else:
-                # A choice may change with loops that its parts do not mention.
-                loops = atom.loops if atom.kind in ("select", "upto") else frozenset()
-                result = self._atoms.atom(atom.kind, *args, loops=loops)
-        self._done[atom] = result
-        return result
-
-    def _arg(self, arg: object) -> object:
-        if isinstance(arg, Poly):
-            return self.poly(arg)
-        if isinstance(arg, Condition):
-            return self.condition(arg)
-        if isinstance(arg, tuple) and arg and isinstance(arg[0], Poly):
-            return tuple(self.poly(piece) for piece in arg)
-        return arg
-
-    def condition(self, value: Condition) -> Condition:
-        if value.op in ("and", "or"):
-            return join_conditions(value.op, (self.condition(c) for c in value.args))  # type: ignore[arg-type]
-        if value.op == "cmp":
-            c: Compare = value.args[0]  # type: ignore[assignment]
-            return Condition("cmp", (c._replace(left=self.poly(c.left), right=self.poly(c.right)),))
-        return value
 
 
 # Readable forms.
@@ -485,6 +509,8 @@ def show_atom(atom: Atom) -> str:
         return f"k{a[0]}"
     if atom.kind == "unknown":
         return f"?{a[0]}"
+    if atom.kind == "load":
+        return f"load{8 * int(a[1])}[{a[0]}]"  # type: ignore[call-overload]
     if atom.kind == "ext":
         return f"{'s' if a[2] else 'u'}{a[1]}({a[0]})"
     if atom.kind == "floordiv":

@@ -63,6 +63,34 @@ extern "C" __global__ void bulk_copy(const float *in, float *out, int bytes) {
     }
 }
 
+// One warp group multiplies a 64x16 by a 16x8 tile of half-precision numbers out of shared memory; sm_90a has wgmma.
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+extern "C" __global__ void wgmma_tile(const uint4 *a, const uint4 *b, float *c, int columns) {
+    __shared__ alignas(128) uint4 left[128], right[16];
+    left[threadIdx.x] = a[blockIdx.y * 128 + threadIdx.x];
+    if (threadIdx.x < 16)
+        right[threadIdx.x] = b[blockIdx.x * 16 + threadIdx.x];
+    __syncthreads();
+    std::uint64_t descriptor_a =
+        (shared_address(left) & 0x3FFFF) >> 4 | std::uint64_t{8} << 16 | std::uint64_t{16} << 32;
+    std::uint64_t descriptor_b =
+        (shared_address(right) & 0x3FFFF) >> 4 | std::uint64_t{8} << 16 | std::uint64_t{16} << 32;
+    float d[4] = {0, 0, 0, 0};
+    asm volatile("wgmma.fence.sync.aligned;\n"
+                 "wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16 {%0,%1,%2,%3}, %4, %5, 1, 1, 1, 0, 0;\n"
+                 "wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;\n"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "l"(descriptor_a), "l"(descriptor_b)
+                 : "memory");
+    int row = blockIdx.y * 64 + threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
+    int column = blockIdx.x * 8 + threadIdx.x % 4 * 2;
+    c[row * columns + column] = d[0];
+    c[row * columns + column + 1] = d[1];
+    c[(row + 8) * columns + column] = d[2];
+    c[(row + 8) * columns + column + 1] = d[3];
+}
+#endif
+
 extern "C" __global__ void tensor_map_copy(const void *map, float *out) {
     __shared__ alignas(128) float stage[1024];
     __shared__ std::uint64_t barrier;

@@ -1,7 +1,7 @@
 // Conditions and loops as constraints on the points of a launch: constraints.py, which explains the steps.
 #pragma once
 
-#include "numbers.hpp"
+#include "operations.hpp"
 
 namespace access_templates {
 
@@ -61,11 +61,11 @@ inline void Numbers::require(int index, bool negated) {
         space.loose = true;
     } else if (c.op == Op::yes || c.op == Op::no) {
         if ((c.op == Op::no) != negated)
-            throw Infeasible{};
+            space.infeasible = true;
     } else if (c.op == Op::compare) {
         compare(c, negated ? opposite(c.relation) : c.relation);
     } else if ((c.op == Op::all) != negated) {
-        for (int i = 0; i < c.b; ++i)
+        for (int i = 0; i < c.b && !stopped(); ++i)
             require(table_->lists[c.a + i], negated);
     } else {
         int open = 0, last = -1;
@@ -79,8 +79,8 @@ inline void Numbers::require(int index, bool negated) {
             }
         }
         if (open == 0)
-            throw Infeasible{};
-        if (open == 1)
+            space.infeasible = true;
+        else if (open == 1)
             require(last, negated);
         else
             space.loose = true;
@@ -118,12 +118,12 @@ inline void Numbers::compare(const Condition &c, Relation relation) {
         if (at.low > 0 || at.high < 0)
             return;
         if (at.low == 0 && at.high == 0)
-            throw Infeasible{};
-        if (at.low == 0)
+            space.infeasible = true;
+        else if (at.low == 0)
             space.require_nonpositive(difference.scaled(-1).shifted(1));
         else if (at.high == 0)
             space.require_nonpositive(difference.shifted(1));
-        else if (difference.terms.size() == 1 && difference.constant % difference.terms.front().coefficient != 0)
+        else if (difference.terms.size() == 1 && !divides(difference.terms.front().coefficient, difference.constant))
             return;
         else
             space.loose = true;
@@ -138,7 +138,8 @@ inline int Numbers::counter(int loop) {
         counters_[at] = space.variable(0, kUnbounded).terms.front().variable;
         const Loop &fact = table_->loops[loop];
         for (int i = 0; i < fact.count; ++i)
-            if (table_->conditions[table_->lists[fact.first + i]].op == Op::compare)
+            if (table_->conditions[table_->lists[fact.first + i]].op == Op::compare &&
+                !bound_doublings(table_->lists[fact.first + i], loop, counters_[at]))
                 bound(table_->lists[fact.first + i], counters_[at], nullptr);
     }
     return counters_[at];
@@ -146,22 +147,24 @@ inline int Numbers::counter(int loop) {
 
 inline void Numbers::require_loop(int loop) {
     int variable = counter(loop);
-    if (space.high[static_cast<std::size_t>(variable)] == 0)
+    if (stopped() || space.at(variable).high == 0)
         return;
     const Loop &fact = table_->loops[loop];
     if (!fact.complete)
         space.loose = true;
-    std::vector<Form> exact;
+    Row<const Kept *> exact;
     for (int i = 0; i < fact.count; ++i) {
         int condition = table_->lists[fact.first + i];
         Form form;
         if (table_->conditions[condition].op == Op::compare && bound(condition, variable, &form))
-            exact.push_back(form);
+            exact.push_back(*arena_, Kept::of(*arena_, form));
         else
             space.loose = true;
     }
-    for (const Form &form : exact) {
-        Form at_zero;
+    for (const Kept *kept : exact) {
+        if (stopped())
+            return;
+        Form form = kept->form(), at_zero;
         at_zero.constant = form.constant;
         for (const Term &term : form.terms)
             if (term.variable != variable)
@@ -171,6 +174,54 @@ inline void Numbers::require_loop(int loop) {
         else
             space.loose = true;
     }
+}
+
+inline bool Numbers::is_doubling(int poly, int loop, Number &factor, Number &each) const {
+    const Poly &one = table_->polys[poly];
+    if (one.count != 1)
+        return false;
+    const Monomial &monomial = table_->monomials[one.first];
+    if (monomial.count != 1 || monomial.coefficient < 1)
+        return false;
+    const Atom &power = table_->atoms[table_->lists[monomial.first]];
+    if (power.kind != AtomKind::pow2 || power.b != 0 || table_->polys[power.a].count != 2)
+        return false;
+    factor = monomial.coefficient;
+    each = 0;
+    Number constant = 0;
+    for (int i = 0; i < 2; ++i) {
+        const Monomial &part = table_->monomials[table_->polys[power.a].first + i];
+        if (part.count == 0) {
+            constant = part.coefficient;
+        } else if (part.count == 1) {
+            const Atom &atom = table_->atoms[table_->lists[part.first]];
+            if (atom.kind == AtomKind::loop && atom.a == loop)
+                each = part.coefficient;
+        }
+    }
+    return each >= 1 && constant == -each;
+}
+
+inline bool Numbers::bound_doublings(int condition, int loop, int variable) {
+    const Condition &c = table_->conditions[condition];
+    for (bool swap : {false, true}) {
+        Number factor = 0, each = 0;
+        Relation relation = swap ? swapped(c.relation) : c.relation;
+        if ((relation != Relation::lt && relation != Relation::le) ||
+            !is_doubling(swap ? c.b : c.a, loop, factor, each))
+            continue;
+        Form fixed = read_as(form(swap ? c.a : c.b), c.width, c.is_signed);
+        Number limit = space.bounds(space.reduced(fixed)).high - (relation == Relation::lt);
+        Number top = (Number{1} << (c.width - c.is_signed)) - 1;
+        if (factor > top || each > 64 || bound_product(limit, Number{1} << static_cast<int>(each)) > top)
+            return false;
+        Number most = 0;
+        if (limit >= factor)
+            most = floor_quotient(bit_length(floor_quotient(limit, factor)) - 1, each) + 1;
+        space.at(variable).high = std::min(space.at(variable).high, most);
+        return true;
+    }
+    return false;
 }
 
 inline bool Numbers::bound(int condition, int variable, Form *out) {
@@ -222,10 +273,10 @@ inline bool Numbers::bound(int condition, int variable, Form *out) {
         if (space.bounds(gap).high > 0)
             return false;
         if (stride != 1) {
-            if (gap.constant % stride != 0)
+            if (!divides(stride, gap.constant))
                 return false;
             for (const Term &one : gap.terms)
-                if (one.coefficient % stride != 0)
+                if (!divides(stride, one.coefficient))
                     return false;
         }
         limit -= stride;
@@ -233,8 +284,8 @@ inline bool Numbers::bound(int condition, int variable, Form *out) {
     } else {
         return false;
     }
-    auto v = static_cast<std::size_t>(variable);
-    space.high[v] = std::min(space.high[v], std::max(Number{0}, floor_quotient(limit - low, stride) + 1));
+    Number &most = space.at(variable).high;
+    most = std::min(most, std::max(Number{0}, floor_quotient(limit - low, stride) + 1));
     if (out != nullptr)
         *out = result;
     return true;

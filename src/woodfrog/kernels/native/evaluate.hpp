@@ -1,9 +1,8 @@
-// From a launch to ranges: evaluate.py and footprint.py, which explain the steps.
+// From a launch to ranges: evaluate.py, which explains the steps.
 #pragma once
 
-#include <cstddef>
-
 #include "constraints.hpp"
+#include "pieces.hpp"
 
 namespace access_templates {
 
@@ -13,212 +12,175 @@ struct Range {
     std::uint32_t reserved;
 };
 
-struct Piece {
-    Number start, size;
-    std::uint32_t exactness;
-    bool operator<(const Piece &other) const {
-        if (start != other.start)
-            return start < other.start;
-        return size != other.size ? size < other.size : exactness < other.exactness;
-    }
-};
-using Pieces = std::vector<Piece>;
-
+constexpr std::int64_t kNoMemory = -2; // of an evaluation that could not be made; whoever asked takes everything
 constexpr int kCases = 64;
-constexpr Number kRanges = 4096;
 constexpr Number kAddresses = Number{1} << 64;
 constexpr Number kSmallestPointer = 1 << 16;
 
-inline void merge(Pieces &pieces) {
-    std::sort(pieces.begin(), pieces.end());
-    std::size_t count = 0;
-    for (const Piece &one : pieces) {
-        if (count > 0) {
-            Piece &last = pieces[count - 1];
-            Number end = last.start + last.size;
-            if (one.start < end || (one.start == end && one.exactness == last.exactness)) {
-                last.size = std::max(end, one.start + one.size) - last.start;
-                last.exactness = std::max(last.exactness, one.exactness);
-                continue;
-            }
-        }
-        pieces[count++] = one;
-    }
-    pieces.resize(count);
-}
-
-/// Appends what accesses of `length` bytes cover; false when gaps had to be filled.
-inline bool cover(const Form &address, const Space &space, Number length, std::vector<std::pair<Number, Number>> &out) {
-    Number start = address.constant;
-    std::vector<std::pair<Number, Number>> steps; // stride, count - 1
-    for (const Term &term : address.terms) {
-        auto v = static_cast<std::size_t>(term.variable);
-        start += term.coefficient * (term.coefficient > 0 ? space.low[v] : space.high[v]);
-        steps.emplace_back(magnitude(term.coefficient), space.high[v] - space.low[v]);
-    }
-    std::sort(steps.begin(), steps.end());
-    bool exact = true;
-    Number run = length, total = 1;
-    std::size_t outer = 0;
-    while (outer < steps.size() && steps[outer].first <= run) {
-        run += steps[outer].first * steps[outer].second;
-        ++outer;
-    }
-    for (std::size_t i = outer; i < steps.size(); ++i)
-        total = bound_product(total, steps[i].second + 1);
-    while (total > kRanges) {
-        run += steps[outer].first * steps[outer].second;
-        ++outer;
-        total = 1;
-        for (std::size_t i = outer; i < steps.size(); ++i)
-            total = bound_product(total, steps[i].second + 1);
-        exact = false;
-    }
-    std::vector<Number> starts{start};
-    for (std::size_t i = outer; i < steps.size(); ++i) {
-        std::size_t before = starts.size();
-        for (Number k = 1; k <= steps[i].second; ++k)
-            for (std::size_t j = 0; j < before; ++j)
-                starts.push_back(starts[j] + steps[i].first * k);
-    }
-    std::sort(starts.begin(), starts.end());
-    std::size_t begin = out.size();
-    for (Number s : starts) {
-        if (out.size() > begin && s <= out.back().first + out.back().second)
-            out.back().second = std::max(out.back().second, s + run - out.back().first);
-        else
-            out.emplace_back(s, run);
-    }
-    return exact;
-}
+/// What an access touches in one combination of alternatives, before its offset is added.
+struct Located {
+    Bounds at;
+    Number length;
+    bool exact;
+    Row<Covered> covered;
+    Row<Number> bases;
+};
 
 class Evaluation {
   public:
-    Evaluation(const Template &table, const Launch &launch)
-        : table_(table), launch_(launch), root_(table, launch), known_(static_cast<std::size_t>(table.node_count)),
-          spaces_(static_cast<std::size_t>(table.node_count)) {}
-
-    void ranges(const Access &access, Pieces &out) {
-        const Numbers *numbers = after(access.node);
-        if (numbers == nullptr)
-            return;
-        Pieces found;
-        try {
-            if (access.address < 0)
-                everything(found);
-            else
-                all_cases(access, *numbers, found);
-        } catch (const TooLarge &) {
-            found.clear();
-            everything(found);
-        }
-        merge(found);
-        out.insert(out.end(), found.begin(), found.end());
+    Evaluation(const Template &table, const Launch &launch, Arena &arena, const Loaded *loaded = nullptr)
+        : table_(table), launch_(launch), arena_(arena), loaded_(loaded), root_(table, launch, arena, loaded),
+          nodes_(arena.take<Numbers *>(static_cast<std::size_t>(table.node_count))),
+          known_(arena.take<bool>(static_cast<std::size_t>(table.node_count))) {
+        std::fill_n(known_, table.node_count, false);
     }
 
+    /// Appends the ranges of one access, in memory of `results`, which is another arena than that of the evaluation.
+    /// Accesses that differ in kind and offset alone are best asked for in a row.
+    void ranges(const Access &access, Arena &results, Pieces &out) {
+        bool same = last_ != nullptr && last_->address == access.address && last_->size == access.size &&
+                    last_->node == access.node && last_->complete == access.complete;
+        if (!same) {
+            last_ = &access;
+            locate(access);
+        }
+        Pieces found;
+        if (is_everywhere_)
+            everything(found);
+        for (const Located &one : cases_)
+            place(one, access.offset, found);
+        merge(found);
+        out.append(results, found.begin(), found.size());
+    }
+
+    /// What was kept of the last access, for whom it does not outlive.
+    void forget() { last_ = nullptr; }
+
   private:
-    void all_cases(const Access &access, const Numbers &numbers, Pieces &out) {
-        std::vector<Numbers> pending;
-        pending.push_back(numbers.fresh_copy());
+    /// Fills `cases_` and `is_everywhere_`.
+    void locate(const Access &access) {
+        cases_ = {};
+        is_everywhere_ = false;
+        if (is_marked_)
+            arena_.release(mark_);
+        Numbers *numbers = after(access.node);
+        mark_ = arena_.mark(); // what comes now is of use until the next access
+        is_marked_ = true;
+        if (numbers == nullptr)
+            return;
+        try {
+            if (access.address < 0)
+                is_everywhere_ = true;
+            else
+                all_cases(access, *numbers);
+        } catch (const TooLarge &) {
+            cases_.clear();
+            is_everywhere_ = true;
+        }
+    }
+    void all_cases(const Access &access, Numbers &numbers) {
+        Row<Numbers *> pending;
+        pending.push_back(arena_, copy(numbers));
         int cases = 0;
         while (!pending.empty()) {
-            Numbers current = std::move(pending.back());
-            pending.pop_back();
-            auto chosen = current.chosen;
-            auto conditions = current.conditions;
+            Numbers &current = *pending.pop_back();
+            Row<Chosen> chosen = current.chosen;
+            Row<Step> conditions = current.conditions;
             ++cases;
-            try {
-                one_case(access, current, true, out);
-            } catch (const Choice &choice) {
-                if (cases + static_cast<int>(pending.size()) + choice.count > kCases) {
-                    out.clear();
-                    joined(access, numbers.fresh_copy(), out);
-                    return;
-                }
-                for (int i = 0; i < choice.count; ++i) {
-                    Numbers branch = numbers.fresh_copy();
-                    branch.chosen = chosen;
-                    branch.conditions = conditions;
-                    branch.choose(choice, i);
-                    pending.push_back(std::move(branch));
-                }
-            } catch (const Infeasible &) {
+            one_case(access, current, true);
+            if (current.choice.atom < 0)
                 continue;
+            if (cases + static_cast<int>(pending.size()) + current.choice.count > kCases) {
+                cases_.clear();
+                joined(access, *copy(numbers));
+                return;
+            }
+            for (int i = 0; i < current.choice.count; ++i) {
+                Numbers *branch = copy(numbers);
+                branch->chosen = chosen.copy(arena_);
+                branch->conditions = conditions.copy(arena_);
+                branch->choose(current.choice, i);
+                pending.push_back(arena_, branch);
             }
         }
     }
-    void joined(const Access &access, Numbers numbers, Pieces &out) {
-        try {
-            one_case(access, numbers, false, out);
-        } catch (const Choice &) {
-            everything(out);
-        } catch (const Infeasible &) {
-            return;
-        }
+    /// All alternatives joined into bounds: there are too many to look at each.
+    void joined(const Access &access, Numbers &numbers) {
+        one_case(access, numbers, false);
+        if (numbers.choice.atom >= 0)
+            is_everywhere_ = true;
     }
-    void one_case(const Access &access, Numbers &numbers, bool splits, Pieces &out) {
+    void one_case(const Access &access, Numbers &numbers, bool splits) {
         numbers.require_chosen();
+        if (numbers.stopped())
+            return;
         numbers.splits = splits;
-        std::vector<Number> bases;
+        Row<Number> bases;
         Form form = numbers.address(access.address, bases);
         numbers.splits = false;
+        if (numbers.stopped())
+            return;
         Space &space = numbers.space;
         form = space.reduced(form);
         Bounds length = space.bounds(space.reduced(numbers.form(access.size)));
-        if (length.high <= 0)
+        if (numbers.stopped() || length.high <= 0)
             return;
-        bool exact = access.complete && !space.loose && !space.has_hull(form) && !numbers.inexact &&
-                     !space.is_entangled(form) && length.low == length.high;
-        Bounds at = space.bounds(form);
-        Number shift = at.low - remainder(at.low, kAddresses);
-        if (at.high - at.low >= kAddresses || at.high + length.high - at.low > kAddresses ||
-            at.high - shift + length.high > kAddresses) {
-            whole(bases, out);
-            return;
-        }
-        std::vector<std::pair<Number, Number>> covered;
-        bool kept = cover(form.shifted(-shift), space, length.high, covered);
-        std::uint32_t exactness = exact && kept ? 0 : 1;
-        if (exactness == 0) {
-            for (const auto &[start, size] : covered)
-                out.push_back({start, size, 0});
+        bool exact = access.complete && loaded_ == nullptr && !space.loose && !space.has_hull(form) &&
+                     !numbers.inexact && !space.is_entangled(form) && length.low == length.high;
+        Located found{space.bounds(form), length.high, exact, {}, bases};
+        if (found.at.high + length.high - found.at.low <= kAddresses)
+            found.exact = cover(arena_, form, space, length.high, exact, table_.ranges_each, found.covered);
+        cases_.push_back(arena_, found);
+    }
+    void place(const Located &one, Number offset, Pieces &out) const {
+        Number low = one.at.low + offset, high = one.at.high + offset;
+        Number shift = offset - (low - remainder(low, kAddresses));
+        if (high - low >= kAddresses || high + one.length - low > kAddresses ||
+            one.at.high + shift + one.length > kAddresses) {
+            whole(one.bases, out);
             return;
         }
-        std::vector<const Allocation *> allocations = of(bases);
-        for (const auto &[start, size] : covered) {
-            Number end = start + size;
+        if (one.exact) {
+            for (const Covered &piece : one.covered)
+                out.push_back(arena_, {piece.start + shift, piece.size, 0});
+            return;
+        }
+        Row<const Allocation *> allocations = of(one.bases);
+        for (const Covered &piece : one.covered) {
+            Number start = piece.start + shift, end = start + piece.size;
             const Allocation *inside = nullptr;
-            for (const Allocation *one : allocations)
-                if (inside == nullptr && Number{one->address} < end && start < Number{one->address} + one->size_bytes)
-                    inside = one;
+            for (const Allocation *allocation : allocations)
+                if (inside == nullptr && Number{allocation->address} < end &&
+                    start < Number{allocation->address} + allocation->size_bytes)
+                    inside = allocation;
             if (inside == nullptr || allocations.size() > 1) {
-                out.push_back({start, size, exactness});
+                out.push_back(arena_, {start, piece.size, 1});
                 continue;
             }
             Number a = inside->address, b = a + inside->size_bytes;
             if (a <= start && end <= b) {
-                out.push_back({start, size, exactness});
+                out.push_back(arena_, {start, piece.size, 1});
                 continue;
             }
             Number from = std::max(a, start), to = std::min(end, b);
-            out.push_back({from, to - from, from == a && to == b ? 2u : exactness});
+            out.push_back(arena_, {from, to - from, from == a && to == b ? 2u : 1u});
         }
     }
     void everything(Pieces &out) const {
         for (std::int64_t i = 0; i < launch_.allocation_count; ++i)
-            out.push_back({launch_.allocations[i].address, launch_.allocations[i].size_bytes, 3});
+            out.push_back(arena_, {launch_.allocations[i].address, launch_.allocations[i].size_bytes, 3});
         if (launch_.allocation_count == 0)
-            out.push_back({0, kAddresses, 3});
+            out.push_back(arena_, {0, kAddresses, 3});
     }
-    void whole(const std::vector<Number> &bases, Pieces &out) const {
-        std::vector<const Allocation *> found = of(bases);
+    void whole(const Row<Number> &bases, Pieces &out) const {
+        Row<const Allocation *> found = of(bases);
         if (found.empty())
             everything(out);
         for (const Allocation *one : found)
-            out.push_back({one->address, one->size_bytes, 2});
+            out.push_back(arena_, {one->address, one->size_bytes, 2});
     }
-    std::vector<const Allocation *> of(const std::vector<Number> &bases) const {
-        std::vector<const Allocation *> found;
+    Row<const Allocation *> of(const Row<Number> &bases) const {
+        Row<const Allocation *> found;
         for (Number base : bases) {
             if (base < kSmallestPointer)
                 continue;
@@ -231,62 +193,80 @@ class Evaluation {
                 const Allocation *one = launch_.allocations + i;
                 if (Number{one->address} <= base && base <= Number{one->address} + one->size_bytes &&
                     std::find(found.begin(), found.end(), one) == found.end())
-                    found.push_back(one);
+                    found.push_back(arena_, one);
             }
         }
         return found;
     }
+    Numbers *copy(Numbers &numbers) const { return new (arena_.take<Numbers>(1)) Numbers(numbers.fresh_copy()); }
+
     /// The numbers of points where all steps up to a node hold; nullptr when there are none.
-    const Numbers *after(int node) {
+    Numbers *after(int node) {
         if (node < 0)
             return &root_;
         auto at = static_cast<std::size_t>(node);
         if (!known_[at]) {
             known_[at] = true;
+            nodes_[at] = nullptr;
             const Node &one = table_.nodes[node];
-            const Numbers *before = after(one.parent);
+            Numbers *before = after(one.parent);
             if (before != nullptr) {
-                spaces_[at].emplace(before->fresh_copy());
+                Numbers *numbers = copy(*before);
                 try {
-                    spaces_[at]->step(one.step);
-                } catch (const Infeasible &) {
-                    spaces_[at].reset();
+                    numbers->step(one.step);
                 } catch (const TooLarge &) {
-                    spaces_[at].emplace(before->fresh_copy());
-                    spaces_[at]->space.loose = true;
+                    numbers = copy(*before);
+                    numbers->space.loose = true;
                 }
+                nodes_[at] = numbers->space.infeasible ? nullptr : numbers;
             }
         }
-        return spaces_[at] ? &*spaces_[at] : nullptr;
+        return nodes_[at];
     }
 
     const Template &table_;
     const Launch &launch_;
+    Arena &arena_;
+    const Loaded *loaded_;
     Numbers root_;
-    std::vector<char> known_;
-    std::vector<std::optional<Numbers>> spaces_;
+    Numbers **nodes_;
+    bool *known_;
+    const Access *last_ = nullptr;
+    Row<Located> cases_;
+    bool is_everywhere_ = false;
+    Arena::Mark mark_{};
+    bool is_marked_ = false;
 };
+
+inline bool fits(const Template &table, const Launch &launch) {
+    for (std::uint32_t extent :
+         {launch.grid[0], launch.grid[1], launch.grid[2], launch.block[0], launch.block[1], launch.block[2]})
+        if (extent == 0)
+            return false;
+    return launch.parameters_bytes >= table.parameters_bytes;
+}
+
+inline std::int64_t written_out(const Pieces &pieces, Range *out, std::int64_t capacity) {
+    for (std::size_t i = 0; i < pieces.size() && static_cast<std::int64_t>(i) < capacity; ++i)
+        out[i] = {static_cast<std::uint64_t>(pieces[i].start), static_cast<std::uint64_t>(pieces[i].size),
+                  pieces[i].exactness, 0};
+    return static_cast<std::int64_t>(pieces.size());
+}
 
 /// The ranges of all accesses whose kind is in the mask `kinds` (bit 0 loads, 1 stores, 2 atomics). Returns their
 /// number, of which at most `capacity` are written; -1 when the launch does not fit the kernel.
 inline std::int64_t evaluate(const Template &table, const Launch &launch, unsigned kinds, Range *out,
                              std::int64_t capacity) {
-    if (launch.parameters_bytes < table.parameters_bytes)
+    if (!fits(table, launch))
         return -1;
-    for (std::uint32_t extent :
-         {launch.grid[0], launch.grid[1], launch.grid[2], launch.block[0], launch.block[1], launch.block[2]})
-        if (extent == 0)
-            return -1;
-    Evaluation evaluation(table, launch);
+    Arena arena, results;
+    Evaluation evaluation(table, launch, arena);
     Pieces pieces;
     for (int i = 0; i < table.access_count; ++i)
         if ((kinds >> table.accesses[i].kind & 1) != 0)
-            evaluation.ranges(table.accesses[i], pieces);
+            evaluation.ranges(table.accesses[i], results, pieces);
     merge(pieces);
-    for (std::size_t i = 0; i < pieces.size() && static_cast<std::int64_t>(i) < capacity; ++i)
-        out[i] = {static_cast<std::uint64_t>(pieces[i].start), static_cast<std::uint64_t>(pieces[i].size),
-                  pieces[i].exactness, 0};
-    return static_cast<std::int64_t>(pieces.size());
+    return written_out(pieces, out, capacity);
 }
 
 } // namespace access_templates

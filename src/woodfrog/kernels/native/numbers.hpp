@@ -1,4 +1,5 @@
-// Polynomials as linear forms: numbers.py, which explains the steps. The members for conditions are in constraints.hpp.
+// Polynomials as linear forms: numbers.py, which explains the steps. What the functions of an atom are is in
+// operations.hpp, the members for conditions are in constraints.hpp.
 #pragma once
 
 #include <array>
@@ -22,44 +23,116 @@ struct Launch {
     const std::uint64_t *symbols; // addresses, 0: not known
 };
 
-/// An address has alternatives: each must be evaluated by itself.
+/// An address has alternatives: each must be evaluated by itself. atom -1: it has not.
 struct Choice {
     int atom, count;
+};
+
+/// The values that a load is taken to give, in a list; see contents.hpp.
+struct Loaded {
+    int atom;
+    Number low, high;
+    const Loaded *next;
+};
+
+/// An alternative that was chosen.
+struct Chosen {
+    int atom, alternative;
 };
 
 constexpr int kAlternatives = 24;
 constexpr int kLargestShift = 118; // bounds beyond are infinite anyway
 
+/// The forms of atoms, in pages that copies share until one of them writes.
+class Forms {
+  public:
+    Forms(Arena &arena, int atoms)
+        : count_((static_cast<std::size_t>(atoms) + kPage - 1) / kPage), pages_(arena.take<Page *>(count_)),
+          owned_(arena.take<bool>(count_)) {
+        std::memset(pages_, 0, count_ * sizeof(Page *));
+        std::memset(owned_, 0, count_);
+    }
+    Forms copy(Arena &arena) {
+        Forms result = *this;
+        result.pages_ = arena.take<Page *>(count_);
+        std::memcpy(result.pages_, pages_, count_ * sizeof(Page *));
+        result.owned_ = arena.take<bool>(count_);
+        std::memset(result.owned_, 0, count_);
+        std::memset(owned_, 0, count_); // shared from now on
+        return result;
+    }
+    const Kept *find(int atom) const {
+        auto at = static_cast<std::size_t>(atom);
+        const Page *page = pages_[at / kPage];
+        return page == nullptr ? nullptr : page->forms[at % kPage];
+    }
+    void keep(Arena &arena, int atom, const Form &form) {
+        auto at = static_cast<std::size_t>(atom);
+        Page *&page = pages_[at / kPage];
+        if (!owned_[at / kPage]) {
+            Page *mine = arena.take<Page>(1);
+            if (page == nullptr)
+                std::memset(mine, 0, sizeof(Page));
+            else
+                std::memcpy(mine, page, sizeof(Page));
+            page = mine;
+            owned_[at / kPage] = true;
+        }
+        page->forms[at % kPage] = Kept::of(arena, form);
+    }
+
+  private:
+    static constexpr std::size_t kPage = 16;
+    struct Page {
+        const Kept *forms[kPage];
+    };
+    std::size_t count_;
+    Page **pages_;
+    bool *owned_;
+};
+
+/// What a launch makes of a template's polynomials. `space.infeasible` and `choice` say that it stopped: results mean
+/// nothing from then on.
 class Numbers {
   public:
-    Numbers(const Template &table, const Launch &launch)
-        : table_(&table), launch_(&launch), counters_(static_cast<std::size_t>(table.loop_count), -1) {}
+    Numbers(const Template &table, const Launch &launch, Arena &arena, const Loaded *loaded)
+        : space(arena), table_(&table), launch_(&launch), arena_(&arena), loaded_(loaded),
+          counters_(arena.take<int>(static_cast<std::size_t>(table.loop_count))), forms_(arena, table.atom_count) {
+        std::fill_n(counters_, table.loop_count, -1);
+    }
 
     Space space;
-    std::vector<std::pair<int, int>> chosen; // atom, alternative
-    std::vector<Step> conditions;            // of the alternatives that were chosen
+    Row<Chosen> chosen;
+    Row<Step> conditions; // of the alternatives that were chosen
+    Choice choice{-1, 0};
     bool splits = false;
     bool inexact = false;
 
-    Numbers fresh_copy() const {
-        Numbers copy(*table_, *launch_);
-        copy.space = space;
-        copy.inexact = inexact;
-        copy.counters_ = counters_;
-        copy.forms_ = forms_;
-        return copy;
+    Numbers fresh_copy() {
+        Numbers result = *this;
+        auto loops = static_cast<std::size_t>(table_->loop_count);
+        result.space = space.copy();
+        result.counters_ = arena_->take<int>(loops);
+        std::copy_n(counters_, loops, result.counters_);
+        result.forms_ = forms_.copy(*arena_);
+        result.chosen = {};
+        result.conditions = {};
+        result.splits = false;
+        return result;
     }
-    void choose(const Choice &choice, int index) {
-        chosen.emplace_back(choice.atom, index);
-        const Atom &atom = table_->atoms[choice.atom];
+    bool stopped() const { return space.infeasible || choice.atom >= 0; }
+    void choose(const Choice &what, int index) {
+        chosen.push_back(*arena_, {what.atom, index});
+        const Atom &atom = table_->atoms[what.atom];
         if (atom.kind == AtomKind::select)
-            conditions.push_back({index == 0 ? -1 : -2, atom.a});
+            conditions.push_back(*arena_, {index == 0 ? -1 : -2, atom.a});
         if (const Gate *gate = gate_of(atom, index))
-            conditions.insert(conditions.end(), table_->steps + gate->first, table_->steps + gate->first + gate->count);
+            conditions.append(*arena_, table_->steps + gate->first, static_cast<std::size_t>(gate->count));
     }
     void require_chosen() {
         for (const Step &one : conditions)
-            step(one);
+            if (!stopped())
+                step(one);
     }
     void step(const Step &one) {
         if (one.loop >= 0)
@@ -68,7 +141,7 @@ class Numbers {
             require(one.condition, one.loop == -2);
     }
 
-    Form address(int poly, std::vector<Number> &bases);
+    Form address(int poly, Row<Number> &bases);
     Form form(int poly);
     Bounds bounds(int poly) { return space.bounds(space.reduced(form(poly))); }
 
@@ -82,9 +155,12 @@ class Numbers {
     Form hull(Number low, Number high) { return space.variable(saturated(low), saturated(high), true); }
     Form monomial(const Monomial &one);
     Form times(const Form &left, const Form &right);
+    /// The value of a parameter that the block has.
+    bool parameter(int index, std::uint64_t &value) const;
     Form atom(int index);
+    Form make_kept(int index);
     Form make(int index);
-    /// 0: a polynomial in `poly`; 1: a number in `value`; 2: bounds must do.
+    /// 0: a polynomial in `poly`; 1: a number in `value`; 2: bounds must do; 3: it stopped.
     int alternative(int index, int &poly, Number &value);
     Form alternatives(int index);
     bool gated_bounds(const Atom &atom, int index, int poly, Bounds &result);
@@ -106,11 +182,16 @@ class Numbers {
     void require_loop(int loop);
     int counter(int loop);
     bool bound(int condition, int counter, Form *form);
+    /// Whether a polynomial is factor * 2**(each * (k - 1)), where k is a loop's counter.
+    bool is_doubling(int poly, int loop, Number &factor, Number &each) const;
+    bool bound_doublings(int condition, int loop, int counter);
 
     const Template *table_;
     const Launch *launch_;
-    std::vector<int> counters_;
-    std::vector<std::pair<int, Form>> forms_;
+    Arena *arena_;
+    const Loaded *loaded_;
+    int *counters_;
+    Forms forms_;
 };
 
 constexpr Relation swapped(Relation r) {
@@ -122,7 +203,7 @@ constexpr Relation opposite(Relation r) {
     return other[static_cast<int>(r)];
 }
 
-inline Form Numbers::address(int index, std::vector<Number> &bases) {
+inline Form Numbers::address(int index, Row<Number> &bases) {
     Form result;
     const Poly &poly = table_->polys[index];
     for (int i = 0; i < poly.count; ++i) {
@@ -134,22 +215,24 @@ inline Form Numbers::address(int index, std::vector<Number> &bases) {
                 int part = -1;
                 Number value = 0;
                 int what = alternative(number, part, value);
+                if (what == 3)
+                    return result;
                 if (what == 0) {
-                    result = result.plus(address(part, bases));
+                    result.add(address(part, bases));
                     continue;
                 }
                 if (what == 1) {
-                    bases.push_back(value);
-                    result = result.shifted(value);
+                    bases.push_back(*arena_, value);
+                    result.constant = sum(result.constant, value);
                     continue;
                 }
             }
             Form form = atom(number);
             if (form.terms.empty() && (kind == AtomKind::param || kind == AtomKind::symbol))
-                bases.push_back(form.constant);
-            result = result.plus(form);
+                bases.push_back(*arena_, form.constant);
+            result.add(form);
         } else {
-            result = result.plus(monomial(one), one.coefficient);
+            result.add(monomial(one), one.coefficient);
         }
     }
     return result;
@@ -161,9 +244,15 @@ inline Form Numbers::form(int index) {
     for (int i = 0; i < poly.count; ++i) {
         const Monomial &one = table_->monomials[poly.first + i];
         if (one.count == 0)
-            result = result.shifted(one.coefficient);
+            result.constant = sum(result.constant, one.coefficient);
+        else if (one.count > 1)
+            result.add(monomial(one), one.coefficient);
+        else if (std::uint64_t value = 0; parameter(table_->lists[one.first], value))
+            result.constant = sum(result.constant, product(one.coefficient, value));
+        else if (const Kept *kept = forms_.find(table_->lists[one.first]))
+            kept->add_to(result, one.coefficient);
         else
-            result = result.plus(monomial(one), one.coefficient);
+            result.add(make_kept(table_->lists[one.first]), one.coefficient);
     }
     return result;
 }
@@ -174,8 +263,13 @@ inline Form Numbers::monomial(const Monomial &one) {
     if (one.count == 1)
         return atom(table_->lists[one.first]);
     Form result = constant_form(1);
-    for (int i = 0; i < one.count; ++i)
-        result = times(result, space.reduced(atom(table_->lists[one.first + i])));
+    for (int i = 0; i < one.count; ++i) {
+        int number = table_->lists[one.first + i];
+        if (std::uint64_t value = 0; parameter(number, value))
+            result = result.scaled(value);
+        else
+            result = times(result, space.reduced(atom(number)));
+    }
     return result;
 }
 
@@ -190,33 +284,44 @@ inline Form Numbers::times(const Form &left, const Form &right) {
     return hull(*std::min_element(products, products + 4), *std::max_element(products, products + 4));
 }
 
-inline Form Numbers::atom(int index) {
-    for (const auto &[number, form] : forms_)
-        if (number == index)
-            return form;
-    Form form = make(index);
+inline bool Numbers::parameter(int index, std::uint64_t &value) const {
     const Atom &one = table_->atoms[index];
+    if (one.kind != AtomKind::param || one.b > 8 || one.a < 0 || one.a + one.b > launch_->parameters_bytes)
+        return false;
+    value = 0;
+    std::memcpy(&value, launch_->parameters + one.a, static_cast<std::size_t>(one.b));
+    return true;
+}
+
+inline Form Numbers::atom(int index) {
+    if (std::uint64_t value = 0; parameter(index, value))
+        return constant_form(value);
+    if (const Kept *kept = forms_.find(index))
+        return kept->form();
+    return make_kept(index);
+}
+
+inline Form Numbers::make_kept(int index) {
+    const Atom &one = table_->atoms[index];
+    Form form = make(index);
     bool is_choice = splits && (one.kind == AtomKind::either || one.kind == AtomKind::select);
-    if (!is_choice)
-        forms_.emplace_back(index, form);
+    if (!is_choice && !stopped())
+        forms_.keep(*arena_, index, form);
     return form;
 }
 
 inline Form Numbers::make(int index) {
     const Atom &one = table_->atoms[index];
     switch (one.kind) {
-    case AtomKind::param: {
-        if (one.b > 8 || one.a < 0 || one.a + one.b > launch_->parameters_bytes)
-            return hull(0, (Number{1} << 8 * one.b) - 1);
-        std::uint64_t value = 0;
-        std::memcpy(&value, launch_->parameters + one.a, static_cast<std::size_t>(one.b));
-        return constant_form(value);
-    }
+    case AtomKind::param: // not in the block; parameter() reads those that are
+        return hull(0, (Number{1} << 8 * one.b) - 1);
     case AtomKind::special: {
         auto axis = static_cast<std::size_t>(one.b);
         Number extent = one.a < 2 ? launch_->block[axis] : launch_->grid[axis];
         return one.a % 2 == 1 ? constant_form(extent) : space.variable(0, extent - 1);
     }
+    case AtomKind::lane:
+        return space.variable(0, one.a - 1);
     case AtomKind::loop: {
         Form form;
         form.terms.push_back({counter(one.a), 1});
@@ -240,6 +345,11 @@ inline Form Numbers::make(int index) {
     case AtomKind::upto:
         return hull(0, std::max(Number{0}, bounds(one.a).high));
     case AtomKind::unknown:
+        return hull(one.low, one.high);
+    case AtomKind::load:
+        for (const Loaded *known = loaded_; known != nullptr; known = known->next)
+            if (known->atom == index)
+                return hull(known->low, known->high);
         return hull(one.low, one.high);
     case AtomKind::symbol:
         if (launch_->symbols != nullptr && launch_->symbols[one.a] != 0)
@@ -279,11 +389,14 @@ inline int Numbers::alternative(int index, int &poly, Number &value) {
         count = one.b;
     }
     int chosen_index = count == 1 ? 0 : -1;
-    for (const auto &[atom, alternative] : chosen)
-        if (atom == index && count > 1)
-            chosen_index = alternative;
-    if (chosen_index < 0)
-        throw Choice{index, count};
+    for (const Chosen &earlier : chosen)
+        if (earlier.atom == index && count > 1)
+            chosen_index = earlier.alternative;
+    if (chosen_index < 0) {
+        if (!stopped())
+            choice = {index, count};
+        return 3;
+    }
     if (count > 1) {
         const Gate *gate = gate_of(one, chosen_index);
         if (one.kind != AtomKind::select && !(gate != nullptr && gate->complete))
@@ -305,8 +418,7 @@ inline Form Numbers::alternatives(int index) {
     if (splits) {
         int poly = -1;
         Number value = 0;
-        alternative(index, poly, value);
-        return form(poly);
+        return alternative(index, poly, value) == 0 ? form(poly) : Form{};
     }
     if (one.kind == AtomKind::select) {
         int known = decided(one.a);
@@ -324,8 +436,10 @@ inline Form Numbers::alternatives(int index) {
         all = any ? Bounds{std::min(all.low, part.low), std::max(all.high, part.high)} : part;
         any = true;
     }
-    if (!any)
-        throw Infeasible{};
+    if (!any || space.infeasible) {
+        space.infeasible = true;
+        return {};
+    }
     return hull(all.low, all.high);
 }
 
@@ -336,14 +450,13 @@ inline bool Numbers::gated_bounds(const Atom &atom, int index, int poly, Bounds 
         return true;
     }
     Numbers there = fresh_copy();
-    try {
-        for (int i = 0; i < gate->count; ++i)
-            there.step(table_->steps[gate->first + i]);
+    for (int i = 0; i < gate->count && !there.stopped(); ++i)
+        there.step(table_->steps[gate->first + i]);
+    if (!there.stopped())
         result = there.bounds(poly);
-    } catch (const Infeasible &) {
-        return false;
-    }
-    return true;
+    if (there.choice.atom >= 0)
+        choice = there.choice;
+    return !there.stopped();
 }
 
 inline bool Numbers::parameter_values(const Atom &atom, std::array<Number, kAlternatives> &values, int &count) {
@@ -368,177 +481,6 @@ inline bool Numbers::parameter_values(const Atom &atom, std::array<Number, kAlte
         values[static_cast<std::size_t>(i)] = value;
     }
     return true;
-}
-
-inline Form Numbers::read_as(const Form &unreduced, int width, bool is_signed) {
-    Form form = space.reduced(unreduced);
-    Bounds at = space.bounds(form);
-    Number whole = Number{1} << width, least = is_signed ? -(whole >> 1) : 0;
-    if (at.low > -kFar && at.high < kFar) {
-        Number turns = floor_quotient(at.low - least, whole);
-        if (at.high - turns * whole < least + whole)
-            return form.shifted(-turns * whole);
-    }
-    return hull(least, least + whole - 1);
-}
-
-inline Form Numbers::floor_division(const Atom &atom) {
-    Form by = space.reduced(form(atom.b));
-    if (by.terms.empty() && by.constant > 0) {
-        Form result;
-        if (nested(atom.a, by.constant, result))
-            return result;
-    }
-    Form dividend = space.reduced(form(atom.a));
-    if (by.terms.empty() && by.constant > 0) {
-        Form result;
-        return magic(dividend, by.constant, result) ? result : space.quotient(dividend, by.constant);
-    }
-    Bounds d = space.bounds(by), a = space.bounds(dividend);
-    if (d.low <= 0 && d.high >= 0)
-        return hull(-kUnbounded, kUnbounded);
-    if (d.low <= 0) {
-        Number most = std::max(magnitude(a.low), magnitude(a.high));
-        return hull(-most - 1, most);
-    }
-    Number quotients[] = {floor_quotient(a.low, d.low), floor_quotient(a.low, d.high), floor_quotient(a.high, d.low),
-                          floor_quotient(a.high, d.high)};
-    return hull(*std::min_element(quotients, quotients + 4), *std::max_element(quotients, quotients + 4));
-}
-
-inline const Atom *Numbers::only_atom(int poly) const {
-    const Poly &one = table_->polys[poly];
-    if (one.count != 1)
-        return nullptr;
-    const Monomial &monomial = table_->monomials[one.first];
-    return monomial.coefficient == 1 && monomial.count == 1 ? &table_->atoms[table_->lists[monomial.first]] : nullptr;
-}
-
-inline bool Numbers::nested(int poly, Number divisor, Form &result) {
-    const Atom *read = only_atom(poly);
-    if (read == nullptr || read->kind != AtomKind::ext)
-        return false;
-    const Atom *inner = only_atom(read->a);
-    if (inner == nullptr || inner->kind != AtomKind::floordiv)
-        return false;
-    const Poly &by = table_->polys[inner->b];
-    if (by.count != 1 || table_->monomials[by.first].count != 0)
-        return false;
-    Number power = table_->monomials[by.first].coefficient;
-    if (power <= 0)
-        return false;
-    Number whole = Number{1} << read->b, least = read->c != 0 ? -(whole >> 1) : 0;
-    Form numerator = space.reduced(form(inner->a));
-    Bounds at = space.bounds(numerator);
-    if (floor_quotient(at.low, power) < least || floor_quotient(at.high, power) >= least + whole)
-        return false;
-    Number both = product(power, divisor);
-    if (!magic(numerator, both, result))
-        result = space.quotient(numerator, both);
-    return true;
-}
-
-inline bool Numbers::magic(const Form &form, Number power, Form &result) {
-    if ((power & (power - 1)) != 0 || power < (Number{1} << 31) || form.terms.empty())
-        return false;
-    Number multiplier = 0;
-    for (const Term &term : form.terms)
-        multiplier = common_divisor(multiplier, term.coefficient);
-    if (multiplier < 3 || form.constant % multiplier != 0)
-        return false;
-    Form original = form;
-    original.constant /= multiplier;
-    for (Term &term : original.terms)
-        term.coefficient /= multiplier;
-    Bounds at = space.bounds(original);
-    for (Number factor = 1; factor <= 1024; factor *= 2) {
-        if (multiplier % factor != 0)
-            break;
-        Number m = multiplier / factor, divisor = -floor_quotient(-power, m);
-        for (Number d : {divisor, divisor - 1}) {
-            Number excess = product(m, d) - power;
-            if (d > 1 && excess >= 0 && at.low >= 0 && bound_product(excess, bound_product(at.high, factor)) < power) {
-                result = space.quotient(original.scaled(factor), d);
-                return true;
-            }
-        }
-    }
-    return false;
-}
-
-inline Form Numbers::truncating_division(const Atom &atom) {
-    Form by = space.reduced(form(atom.b)), dividend = space.reduced(form(atom.a));
-    Bounds a = space.bounds(dividend);
-    if (by.terms.empty() && by.constant > 0) {
-        if (a.low >= 0)
-            return space.quotient(dividend, by.constant);
-        if (a.high <= 0)
-            return space.quotient(dividend.scaled(-1), by.constant).scaled(-1);
-        return hull(-floor_quotient(-a.low, by.constant), floor_quotient(a.high, by.constant));
-    }
-    Bounds d = space.bounds(by);
-    if (d.low <= 0 && d.high >= 0)
-        return hull(-kUnbounded, kUnbounded);
-    Number most = std::max(magnitude(a.low), magnitude(a.high));
-    if (d.low > 0 && a.low >= 0)
-        return hull(0, floor_quotient(a.high, d.low));
-    return hull(-most, most);
-}
-
-inline Form Numbers::bitwise(const Atom &atom) {
-    Form left = space.reduced(form(atom.a)), right = space.reduced(form(atom.b));
-    bool is_and = atom.kind == AtomKind::bit_and, is_or = atom.kind == AtomKind::bit_or;
-    if (left.terms.empty() && right.terms.empty()) {
-        Number a = left.constant, b = right.constant;
-        return constant_form(is_and ? a & b : is_or ? a | b : a ^ b);
-    }
-    std::optional<Number> a = space.possible_bits(left), b = space.possible_bits(right);
-    Bounds l = space.bounds(left), r = space.bounds(right);
-    if (!a || !b) {
-        if (is_and && std::min(l.low, r.low) >= 0)
-            return hull(0, std::min(l.high, r.high));
-        return hull(0, kUnbounded);
-    }
-    if (is_and) {
-        if (right.terms.empty() && (right.constant & *a) == *a)
-            return left;
-        if (left.terms.empty() && (left.constant & *b) == *b)
-            return right;
-        return hull(0, *a & *b);
-    }
-    if ((*a & *b) == 0)
-        return left.plus(right);
-    return hull(is_or ? std::max(l.low, r.low) : 0, *a | *b);
-}
-
-inline Form Numbers::extreme(const Atom &atom) {
-    Form left = space.reduced(form(atom.a)), right = space.reduced(form(atom.b));
-    bool is_min = atom.kind == AtomKind::min;
-    Bounds difference = space.bounds(space.reduced(left.plus(right, -1)));
-    if (difference.high <= 0)
-        return is_min ? left : right;
-    if (difference.low >= 0)
-        return is_min ? right : left;
-    Bounds a = space.bounds(left), b = space.bounds(right);
-    return is_min ? hull(std::min(a.low, b.low), std::min(a.high, b.high))
-                  : hull(std::max(a.low, b.low), std::max(a.high, b.high));
-}
-
-inline Form Numbers::power(const Atom &atom) {
-    Bounds at = bounds(atom.a);
-    int width = atom.b;
-    auto raised = [width](Number exponent) {
-        if (width != 0 && exponent >= width)
-            return Number{0};
-        return Number{1} << static_cast<int>(std::clamp(exponent, Number{0}, Number{kLargestShift}));
-    };
-    if (at.low == at.high) {
-        Number value = raised(at.low);
-        return value > kFar ? hull(value, kUnbounded) : constant_form(value);
-    }
-    Number least = width != 0 && at.high >= width ? 0 : raised(at.low);
-    Number top = std::min(std::max(at.high, Number{0}), Number{width != 0 ? width - 1 : kLargestShift});
-    return hull(least, Number{1} << static_cast<int>(top));
 }
 
 } // namespace access_templates

@@ -4,136 +4,56 @@
 
 #include <optional>
 #include <utility>
-#include <vector>
 
-#include "number.hpp"
+#include "form.hpp"
 
 namespace access_templates {
 
-/// The constraints allow no point.
-struct Infeasible {};
-
-struct Term {
-    int variable;
-    Number coefficient;
-};
-
-/// A few terms in place, so that evaluating allocates little. More than that is TooLarge.
-class Terms {
-  public:
-    static constexpr int kCapacity = 16;
-
-    Terms() = default;
-    Terms(const Terms &other) : size_(other.size_) { std::copy_n(other.items_, size_, items_); }
-    Terms &operator=(const Terms &other) {
-        size_ = other.size_;
-        std::copy_n(other.items_, size_, items_);
-        return *this;
-    }
-    Term *begin() { return items_; }
-    Term *end() { return items_ + size_; }
-    const Term *begin() const { return items_; }
-    const Term *end() const { return items_ + size_; }
-    std::size_t size() const { return static_cast<std::size_t>(size_); }
-    bool empty() const { return size_ == 0; }
-    Term &operator[](std::size_t i) { return items_[i]; }
-    const Term &operator[](std::size_t i) const { return items_[i]; }
-    const Term &front() const { return items_[0]; }
-    void push_back(const Term &term) {
-        if (size_ == kCapacity)
-            throw TooLarge{};
-        items_[size_++] = term;
-    }
-    void erase(std::size_t i) {
-        std::copy(items_ + i + 1, items_ + size_, items_ + i);
-        --size_;
-    }
-
-  private:
-    Term items_[kCapacity];
-    int size_ = 0;
-};
-
-/// constant + Σ coefficient * variable, terms in the order in which they came.
-struct Form {
-    Number constant = 0;
-    Terms terms;
-
-    const Term *find(int variable) const {
-        for (const Term &term : terms)
-            if (term.variable == variable)
-                return &term;
-        return nullptr;
-    }
-    void add(int variable, Number coefficient) {
-        for (std::size_t i = 0; i < terms.size(); ++i) {
-            if (terms[i].variable != variable)
-                continue;
-            terms[i].coefficient = sum(terms[i].coefficient, coefficient);
-            if (terms[i].coefficient == 0)
-                terms.erase(i);
-            return;
-        }
-        if (coefficient != 0)
-            terms.push_back({variable, coefficient});
-    }
-    Form plus(const Form &other, Number factor = 1) const {
-        Form result = *this;
-        result.constant = sum(result.constant, product(factor, other.constant));
-        for (const Term &term : other.terms)
-            result.add(term.variable, product(term.coefficient, factor));
-        return result;
-    }
-    Form scaled(Number factor) const {
-        Form result;
-        if (factor == 0)
-            return result;
-        result.constant = product(constant, factor);
-        for (const Term &term : terms)
-            result.terms.push_back({term.variable, product(term.coefficient, factor)});
-        return result;
-    }
-    Form shifted(Number amount) const {
-        Form result = *this;
-        result.constant = sum(result.constant, amount);
-        return result;
-    }
-};
-
-inline Form constant_form(Number value) {
-    if (value > kFar || value < -kFar)
-        throw TooLarge{};
-    Form form;
-    form.constant = value;
-    return form;
-}
-
-struct Bounds {
-    Number low;
-    Number high;
-};
-
+/// All variables of one set of points. A copy() shares nothing that either side changes later.
+///
+/// What allows no point is noted in `infeasible`, not thrown: it is common, and throwing costs more than all the rest.
+/// From then on results mean nothing, and whoever asked for the points looks at it before he uses any.
 class Space {
   public:
-    std::vector<Number> low, high;
-    std::vector<char> hull;
+    struct Variable {
+        Number low, high;
+        const Kept *replaced; // what a variable that was split is now, or nullptr
+        int member_of;        // in how many sums
+        bool hull;            // it stands for values of which only bounds are known
+    };
+
+    explicit Space(Arena &arena) : arena_(&arena) {}
+    Space copy() const {
+        Space result = *this;
+        result.variables = variables.copy(*arena_);
+        result.composites_ = composites_.copy(*arena_);
+        return result;
+    }
+
+    Row<Variable> variables;
     bool loose = false;
+    bool infeasible = false;
+
+    Variable &at(int variable) { return variables[static_cast<std::size_t>(variable)]; }
+    const Variable &at(int variable) const { return variables[static_cast<std::size_t>(variable)]; }
 
     Form variable(Number from, Number to, bool is_hull = false) {
-        if (from > to)
-            throw Infeasible{};
+        if (from > to) {
+            infeasible = true;
+            return {};
+        }
         if (from == to)
             return constant_form(from);
         Form form;
         form.terms.push_back({append(from, to, is_hull), 1});
         return form;
     }
-    Form reduced(Form form) const;
+    Form reduced(const Form &form) const;
     Bounds bounds(const Form &form) const {
         Bounds result{form.constant, form.constant};
         for (const Term &term : form.terms) {
-            auto v = static_cast<std::size_t>(term.variable);
-            Number a = bound_product(term.coefficient, low[v]), b = bound_product(term.coefficient, high[v]);
+            const Variable &v = at(term.variable);
+            Number a = bound_product(term.coefficient, v.low), b = bound_product(term.coefficient, v.high);
             result.low = saturated(result.low + std::min(a, b));
             result.high = saturated(result.high + std::max(a, b));
         }
@@ -141,13 +61,13 @@ class Space {
     }
     bool is_entangled(const Form &form) const {
         for (const Term &term : form.terms)
-            if (member_of_[static_cast<std::size_t>(term.variable)] != 0)
+            if (at(term.variable).member_of != 0)
                 return true;
         return false;
     }
     bool has_hull(const Form &form) const {
         for (const Term &term : form.terms)
-            if (hull[static_cast<std::size_t>(term.variable)])
+            if (at(term.variable).hull)
                 return true;
         return false;
     }
@@ -156,6 +76,7 @@ class Space {
     std::optional<Number> possible_bits(const Form &form) const;
 
   private:
+    /// A sum of variables, and the variable that is that sum.
     struct Composite {
         Terms parts;
         int total;
@@ -167,72 +88,72 @@ class Space {
     };
 
     int append(Number from, Number to, bool is_hull) {
-        low.push_back(from);
-        high.push_back(to);
-        hull.push_back(is_hull);
-        member_of_.push_back(0);
-        replaced_.emplace_back();
-        return static_cast<int>(low.size()) - 1;
+        variables.push_back(*arena_, {from, to, nullptr, 0, is_hull});
+        return static_cast<int>(variables.size()) - 1;
     }
-    void tighten_sums(const std::vector<int> &changed);
-    int compose(Terms parts, Number least, Number greatest);
+    void tighten_sums(const Form &changed);
+    int compose(const Terms &parts, Number least, Number greatest);
     std::optional<Dense> dense(const Form &form) const;
     std::optional<Form> split(Form rest, Number divisor);
 
-    std::vector<int> member_of_;
-    std::vector<std::optional<Form>> replaced_;
-    std::vector<Composite> composites_;
-    bool any_replaced_ = false;
+    Arena *arena_;
+    Row<const Composite *> composites_; // never changed in place: copies share them
 };
 
-inline Form Space::reduced(Form form) const {
+inline Form Space::reduced(const Form &unreduced) const {
+    bool as_it_is = true;
+    for (const Term &term : unreduced.terms) {
+        const Variable &v = at(term.variable);
+        as_it_is = as_it_is && v.replaced == nullptr && v.member_of == 0 && v.low != v.high;
+    }
+    if (as_it_is)
+        return unreduced;
+    Form form = unreduced;
     for (bool changed = true; changed;) {
         changed = false;
-        if (any_replaced_) {
-            bool found = false;
-            for (const Term &term : form.terms)
-                found = found || replaced_[static_cast<std::size_t>(term.variable)].has_value();
-            if (found) {
-                Form result;
-                result.constant = form.constant;
-                for (const Term &term : form.terms) {
-                    const auto &replacement = replaced_[static_cast<std::size_t>(term.variable)];
-                    if (replacement)
-                        result = result.plus(*replacement, term.coefficient);
-                    else
-                        result.add(term.variable, term.coefficient);
-                }
-                form = std::move(result);
-                changed = true;
+        bool any_replaced = false;
+        for (const Term &term : form.terms)
+            any_replaced = any_replaced || at(term.variable).replaced != nullptr;
+        if (any_replaced) {
+            Form result;
+            result.constant = form.constant;
+            for (const Term &term : form.terms) {
+                const Kept *replacement = at(term.variable).replaced;
+                if (replacement != nullptr)
+                    result = result.plus(replacement->form(), term.coefficient);
+                else
+                    result.add(term.variable, term.coefficient);
             }
+            form = result;
+            changed = true;
         }
-        for (const Composite &composite : composites_) {
+        for (const Composite *composite : composites_) {
             Terms moving;
             Number fixed = 0;
-            for (const Term &part : composite.parts) {
-                auto v = static_cast<std::size_t>(part.variable);
-                if (low[v] == high[v])
-                    fixed = sum(fixed, product(part.coefficient, low[v]));
+            for (const Term &part : composite->parts) {
+                const Variable &v = at(part.variable);
+                if (v.low == v.high)
+                    fixed = sum(fixed, product(part.coefficient, v.low));
                 else
                     moving.push_back(part);
             }
             if (moving.empty())
                 continue;
-            if (const Term *total = form.find(composite.total)) {
+            if (const Term *total = form.find(composite->total)) {
                 bool beside = false;
                 for (const Term &part : moving)
                     beside = beside || form.find(part.variable) != nullptr;
                 if (beside) {
                     Number factor = total->coefficient;
-                    form.add(composite.total, -factor);
-                    for (const Term &part : composite.parts)
+                    form.add(composite->total, -factor);
+                    for (const Term &part : composite->parts)
                         form.add(part.variable, product(part.coefficient, factor));
                 }
             }
             const Term *first = form.find(moving.front().variable);
-            if (first == nullptr || first->coefficient % moving.front().coefficient != 0)
+            if (first == nullptr || !divides(moving.front().coefficient, first->coefficient))
                 continue;
-            Number factor = first->coefficient / moving.front().coefficient;
+            Number factor = floor_quotient(first->coefficient, moving.front().coefficient);
             bool all = true;
             for (const Term &part : moving) {
                 const Term *term = form.find(part.variable);
@@ -249,17 +170,17 @@ inline Form Space::reduced(Form form) const {
                 if (!is_part)
                     rest.terms.push_back(term);
             }
-            rest.add(composite.total, factor);
-            form = std::move(rest);
+            rest.add(composite->total, factor);
+            form = rest;
             changed = true;
         }
     }
     Form result;
     result.constant = form.constant;
     for (const Term &term : form.terms) {
-        auto v = static_cast<std::size_t>(term.variable);
-        if (low[v] == high[v])
-            result.constant = sum(result.constant, product(term.coefficient, low[v]));
+        const Variable &v = at(term.variable);
+        if (v.low == v.high)
+            result.constant = sum(result.constant, product(term.coefficient, v.low));
         else
             result.terms.push_back(term);
     }
@@ -268,12 +189,14 @@ inline Form Space::reduced(Form form) const {
 
 inline void Space::require_nonpositive(const Form &unreduced) {
     Form form = reduced(unreduced);
-    Bounds at = bounds(form);
-    if (at.high <= 0)
+    Bounds range = bounds(form);
+    if (range.high <= 0)
         return;
-    if (at.low > 0)
-        throw Infeasible{};
-    if (at.low < -kFar) {
+    if (range.low > 0) {
+        infeasible = true;
+        return;
+    }
+    if (range.low < -kFar) {
         loose = true;
         return;
     }
@@ -281,26 +204,28 @@ inline void Space::require_nonpositive(const Form &unreduced) {
         loose = true;
     std::optional<Dense> sums = form.terms.size() > 1 ? dense(form) : std::nullopt;
     bool changed_member = false;
-    std::vector<int> changed;
+    Form changed;
     for (const Term &term : form.terms) {
-        auto v = static_cast<std::size_t>(term.variable);
-        Number c = term.coefficient, old_low = low[v], old_high = high[v];
+        Variable &v = at(term.variable);
+        Number c = term.coefficient, old_low = v.low, old_high = v.high;
         if (c > 0)
-            high[v] = std::min(high[v], floor_quotient(-(at.low - bound_product(c, old_low)), c));
+            v.high = std::min(v.high, floor_quotient(-(range.low - bound_product(c, old_low)), c));
         else
-            low[v] = std::max(low[v], -floor_quotient(-(at.low - bound_product(c, old_high)), -c));
-        if (low[v] > high[v])
-            throw Infeasible{};
-        if (low[v] == old_low && high[v] == old_high)
+            v.low = std::max(v.low, -floor_quotient(-(range.low - bound_product(c, old_high)), -c));
+        if (v.low > v.high) {
+            infeasible = true;
+            return;
+        }
+        if (v.low == old_low && v.high == old_high)
             continue;
-        changed.push_back(term.variable);
-        changed_member = changed_member || member_of_[v] != 0;
+        changed.terms.push_back(term);
+        changed_member = changed_member || v.member_of != 0;
     }
     if (changed_member) {
         loose = true;
         tighten_sums(changed);
     }
-    if (form.terms.size() == 1 || bounds(form).high <= 0)
+    if (infeasible || form.terms.size() == 1 || bounds(form).high <= 0)
         return;
     if (!sums || is_entangled(form)) {
         loose = true;
@@ -309,34 +234,37 @@ inline void Space::require_nonpositive(const Form &unreduced) {
     compose(sums->parts, sums->least, std::min(sums->greatest, floor_quotient(-form.constant, sums->divisor)));
 }
 
-inline void Space::tighten_sums(const std::vector<int> &changed) {
-    for (const Composite &composite : composites_) {
-        Form parts;
-        parts.terms = composite.parts;
+/// Bounds the sums that variables with new bounds are part of.
+inline void Space::tighten_sums(const Form &changed) {
+    for (const Composite *composite : composites_) {
         bool affected = false;
-        for (int variable : changed)
-            affected = affected || parts.find(variable) != nullptr;
+        for (const Term &part : composite->parts)
+            affected = affected || changed.find(part.variable) != nullptr;
         if (!affected)
             continue;
-        Bounds at = bounds(parts);
-        auto total = static_cast<std::size_t>(composite.total);
-        low[total] = std::max(low[total], at.low);
-        high[total] = std::min(high[total], at.high);
-        if (low[total] > high[total])
-            throw Infeasible{};
+        Form parts;
+        parts.terms = composite->parts;
+        Bounds range = bounds(parts);
+        Variable &total = at(composite->total);
+        total.low = std::max(total.low, range.low);
+        total.high = std::min(total.high, range.high);
+        if (total.low > total.high) {
+            infeasible = true;
+            return;
+        }
     }
 }
 
-inline int Space::compose(Terms parts, Number least, Number greatest) {
+inline int Space::compose(const Terms &parts, Number least, Number greatest) {
     if (least > greatest)
-        throw Infeasible{};
+        infeasible = true;
     bool is_hull = false;
     for (const Term &part : parts)
-        is_hull = is_hull || hull[static_cast<std::size_t>(part.variable)];
+        is_hull = is_hull || at(part.variable).hull;
     int total = append(least, greatest, is_hull);
     for (const Term &part : parts)
-        ++member_of_[static_cast<std::size_t>(part.variable)];
-    composites_.push_back({parts, total});
+        ++at(part.variable).member_of;
+    composites_.push_back(*arena_, new (arena_->take<Composite>(1)) Composite{parts, total});
     return total;
 }
 
@@ -347,22 +275,28 @@ inline std::optional<Space::Dense> Space::dense(const Form &form) const {
     if (result.divisor == 0)
         return std::nullopt;
     for (Term &part : result.parts)
-        part.coefficient /= result.divisor;
-    Terms ordered = result.parts;
-    std::stable_sort(ordered.begin(), ordered.end(),
-                     [](const Term &a, const Term &b) { return magnitude(a.coefficient) < magnitude(b.coefficient); });
+        part.coefficient = floor_quotient(part.coefficient, result.divisor); // without a remainder
+    Terms ordered;
+    for (const Term &part : result.parts) { // by magnitude; sorting a handful of them by insertion
+        ordered.push_back(part);
+        for (std::size_t i = ordered.size() - 1; i > 0; --i) {
+            if (magnitude(ordered[i - 1].coefficient) <= magnitude(ordered[i].coefficient))
+                break;
+            std::swap(ordered[i - 1], ordered[i]);
+        }
+    }
     Number reach = 1;
     for (const Term &part : ordered) {
-        auto v = static_cast<std::size_t>(part.variable);
+        const Variable &v = at(part.variable);
         if (magnitude(part.coefficient) > reach)
             return std::nullopt;
-        reach = saturated(reach + bound_product(magnitude(part.coefficient), saturated(high[v] - low[v])));
+        reach = saturated(reach + bound_product(magnitude(part.coefficient), saturated(v.high - v.low)));
     }
     Form parts;
     parts.terms = result.parts;
-    Bounds at = bounds(parts);
-    result.least = at.low;
-    result.greatest = at.high;
+    Bounds range = bounds(parts);
+    result.least = range.low;
+    result.greatest = range.high;
     return result;
 }
 
@@ -372,21 +306,22 @@ inline Form Space::quotient(const Form &unreduced, Number divisor) {
     base.constant = floor_quotient(form.constant, divisor);
     rest.constant = remainder(form.constant, divisor);
     for (const Term &term : form.terms) {
-        if (term.coefficient % divisor == 0)
-            base.terms.push_back({term.variable, term.coefficient / divisor});
+        if (divides(divisor, term.coefficient))
+            base.terms.push_back({term.variable, floor_quotient(term.coefficient, divisor)});
         else
             rest.terms.push_back(term);
     }
     if (rest.terms.empty())
         return base;
-    Bounds at = bounds(rest);
-    if (floor_quotient(at.low, divisor) == floor_quotient(at.high, divisor))
-        return base.shifted(floor_quotient(at.low, divisor));
+    Bounds range = bounds(rest);
+    Number first = floor_quotient(range.low, divisor), last = floor_quotient(range.high, divisor);
+    if (first == last)
+        return base.shifted(first);
     if (std::optional<Form> parts = split(rest, divisor))
         return base.plus(*parts);
-    if (at.high - at.low > kFar)
+    if (range.high - range.low > kFar)
         return base.plus(variable(-kUnbounded, kUnbounded, true));
-    return base.plus(variable(floor_quotient(at.low, divisor), floor_quotient(at.high, divisor), true));
+    return base.plus(variable(first, last, true));
 }
 
 inline std::optional<Form> Space::split(Form rest, Number divisor) {
@@ -400,69 +335,69 @@ inline std::optional<Form> Space::split(Form rest, Number divisor) {
         rest = std::move(whole);
     }
     int v = rest.terms.front().variable;
-    auto at = static_cast<std::size_t>(v);
+    const Variable old = at(v);
     Number c = rest.terms.front().coefficient;
-    if (c < 0 || divisor % c != 0 || hull[at] || high[at] > kFar || low[at] < -kFar)
+    if (c < 0 || !divides(c, divisor) || old.hull || old.high > kFar || old.low < -kFar)
         return std::nullopt;
-    Number step = divisor / c;
+    Number step = floor_quotient(divisor, c);
     if (floor_quotient(rest.constant, c) != 0)
         return std::nullopt;
-    Number from = low[at], to = high[at];
     Form single;
     single.terms.push_back({v, 1});
     if (step == 1)
         return single;
-    Form whole = variable(floor_quotient(from, step), floor_quotient(to, step));
+    Form whole = variable(floor_quotient(old.low, step), floor_quotient(old.high, step));
     if (whole.terms.empty())
         return whole;
     Form part = variable(0, step - 1);
     int q = whole.terms.front().variable, r = part.terms.front().variable;
-    replaced_[at] = whole.scaled(step).plus(part);
-    any_replaced_ = true;
-    for (Composite &composite : composites_) {
-        for (std::size_t i = 0; i < composite.parts.size(); ++i) {
-            if (composite.parts[i].variable != v)
+    at(v).replaced = Kept::of(*arena_, whole.scaled(step).plus(part));
+    for (const Composite *&composite : composites_) {
+        for (std::size_t i = 0; i < composite->parts.size(); ++i) {
+            if (composite->parts[i].variable != v)
                 continue;
-            Number p = composite.parts[i].coefficient;
-            composite.parts.erase(i);
-            composite.parts.push_back({q, product(p, step)});
-            composite.parts.push_back({r, p});
-            ++member_of_[static_cast<std::size_t>(q)];
-            ++member_of_[static_cast<std::size_t>(r)];
+            auto *changed = new (arena_->take<Composite>(1)) Composite(*composite);
+            Number p = changed->parts[i].coefficient;
+            changed->parts.erase(i);
+            changed->parts.push_back({q, product(p, step)});
+            changed->parts.push_back({r, p});
+            ++at(q).member_of;
+            ++at(r).member_of;
+            composite = changed;
             break;
         }
     }
-    if (remainder(from, step) != 0 || remainder(to + 1, step) != 0) {
+    if (remainder(old.low, step) != 0 || remainder(old.high + 1, step) != 0) {
         Terms parts;
         parts.push_back({r, 1});
         parts.push_back({q, step});
-        compose(parts, from, to);
+        compose(parts, old.low, old.high);
     }
     return whole;
 }
 
 inline std::optional<Number> Space::possible_bits(const Form &form) const {
-    Bounds at = bounds(form);
-    if (at.low < 0 || at.high > kFar)
+    Bounds range = bounds(form);
+    if (range.low < 0 || range.high > kFar)
         return std::nullopt;
     bool simple = form.constant >= 0;
     Number mask = simple ? form.constant : 0, ends = form.constant;
     for (const Term &term : form.terms) {
         ends |= term.coefficient;
-        auto v = static_cast<std::size_t>(term.variable);
-        if (term.coefficient < 0 || low[v] < 0)
+        const Variable &v = at(term.variable);
+        if (term.coefficient < 0 || v.low < 0)
             simple = false;
         if (!simple)
             continue;
         Number piece =
-            (Number{1} << bit_length(term.coefficient * high[v])) - (Number{1} << trailing_zeros(term.coefficient));
+            (Number{1} << bit_length(term.coefficient * v.high)) - (Number{1} << trailing_zeros(term.coefficient));
         if ((mask & piece) != 0)
             simple = false;
         mask |= piece;
     }
     if (simple)
         return mask;
-    int lowest = trailing_zeros(ends), length = bit_length(at.high);
+    int lowest = trailing_zeros(ends), length = bit_length(range.high);
     return length > lowest ? (Number{1} << length) - (Number{1} << lowest) : 0;
 }
 

@@ -11,8 +11,10 @@ enum class AtomKind {
     param,
     paramat,
     special,
+    lane,
     loop,
     unknown,
+    load,
     either,
     select,
     ext,
@@ -32,7 +34,8 @@ enum class Op { yes, no, unknown, all, any, compare };
 enum class Relation { lt, le, gt, ge, eq, ne };
 
 /// param: a offset, b bytes. paramat: a polynomial, b bytes. special: a register (0 tid, 1 ntid, 2 ctaid, 3 nctaid), b
-/// axis. loop: a number. unknown: low, high. either: a first in lists, b count of polynomials, c first gate in lists or
+/// axis. lane: a values from 0 on. loop: a number. unknown: low, high. load: a polynomial,
+/// b bytes, c signed, low, high. either: a first in lists, b count of polynomials, c first gate in lists or
 /// -1. select: a condition, b and c polynomials. ext: a polynomial, b width, c signed. pow2: a polynomial, b width.
 /// symbol: a number. Others: a and b polynomials.
 struct Atom {
@@ -79,6 +82,8 @@ struct Access {
     int address, size; // polynomials, -1: anywhere
     int node;          // the last of its steps, -1: none
     bool complete;
+    int first_load, load_count; // pairs of a load that it depends on and the load's size, in lists; inner ones first
+    Number offset;              // to be added to the address
 };
 
 /// Steps as a tree: accesses share the steps that they begin with.
@@ -103,6 +108,7 @@ struct Template {
     int access_count;
     const int *lists;
     std::int64_t parameters_bytes;
+    int ranges_each; // that one access is split into at most
 };
 
 } // namespace access_templates

@@ -6,13 +6,14 @@ Files are mapped, not read; only code that was found is copied. One damaged piec
 from __future__ import annotations
 
 import mmap
+import os
 import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 from woodfrog.kernels import limits
-from woodfrog.kernels.error import KernelFileError
+from woodfrog.kernels.error import KernelFileError, NoGpuCodeError
 from woodfrog.kernels.reader import archive, elf, fatbin
 from woodfrog.kernels.reader.code import CodeObject
 
@@ -26,14 +27,15 @@ def read_file(path: Path | str) -> list[CodeObject]:
     """All GPU code in a file. KernelFileError when there is none, or when the file cannot be read or is damaged."""
     path = Path(path)
     try:
-        with open(path, "rb") as file:
-            status = path.stat()
+        # Not blocking: what has the name of a file may be a pipe that nobody writes to.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise KernelFileError(f"{path} is not a regular file")
             if status.st_size > limits.FILE_BYTES:
                 raise KernelFileError(f"{path} has {status.st_size} bytes, more than the {limits.FILE_BYTES} allowed")
             if status.st_size == 0:
-                raise KernelFileError(f"{path} is empty")
+                raise NoGpuCodeError(f"{path} is empty")
             # Unmapped with its last view: an error's traceback may hold some, and closing under them is an error too.
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         return list(_code(memoryview(mapped), path.name, depth=0))
@@ -65,7 +67,7 @@ def _code(data: memoryview, origin: str, *, depth: int) -> Iterator[CodeObject]:
         target = _PTX_TARGET.search(text[:_HEAD_BYTES])
         yield CodeObject("ptx", target[1].decode() if target else "unknown", "none", len(text), text, origin)
     else:
-        raise KernelFileError(f"{origin} holds no GPU code: {_NO_CODE}")
+        raise NoGpuCodeError(f"{origin} holds no GPU code: {_NO_CODE}")
 
 
 def _elf(data: memoryview, origin: str, *, required: bool = True) -> Iterator[CodeObject]:
@@ -77,7 +79,7 @@ def _elf(data: memoryview, origin: str, *, required: bool = True) -> Iterator[Co
         return
     sections = list(elf.fatbin_sections(data, origin))
     if not sections and required:
-        raise KernelFileError(f"{origin} holds no GPU code: it has no section with a fatbin")
+        raise NoGpuCodeError(f"{origin} holds no GPU code: it has no section with a fatbin")
     for name, content in sections:
         yield from _with_architecture(fatbin.containers(content, f"{origin}, section {name}"))
 
