@@ -85,13 +85,19 @@ def commit(store: Any, data: Data) -> float:
 def restore(store: Any, data: Data) -> float:
     """Seconds until every chunk is in the arena again; IntegrityError if one is not what it was."""
     from woodfrog._native import transfer
+    from woodfrog.store.records import LOCATION_BYTES
 
     def read() -> None:
         with store.reader() as reader:
-            located = reader.locate(data.digests)
-            transfer.refill_arena_from_packs(
-                data.target, [(0, data.size_bytes)], data.digests, *located, chunk_bytes=CHUNK_BYTES
-            )
+            arriving = reader.locate_ahead(data.digests)
+            for batch, (first, end) in enumerate(arriving.batches):
+                arriving.wait(batch)
+                begin, stop = first * CHUNK_BYTES, min(end * CHUNK_BYTES, data.size_bytes)
+                transfer.refill_arena_from_packs(
+                    data.target, [(begin, stop - begin)], data.digests[first * 32 : end * 32],
+                    arriving.locations[first * LOCATION_BYTES : end * LOCATION_BYTES], arriving.packs,
+                    chunk_bytes=CHUNK_BYTES,
+                )  # fmt: skip
 
     return raw_io.timed(read)
 

@@ -131,17 +131,17 @@ void bind_writing(nb::module_ &m) {
     m.def(
         "write_pack",
         [](int fd, const nb::bytes &chunks, const nb::sequence &sources, const std::string &compress, int level,
-           unsigned threads, Progress *progress) {
+           bool cached, unsigned threads, Progress *progress) {
             find_codecs();
             const Packed<SourceChunk> packed("write_pack", "chunks", bytes_view(chunks));
             const std::vector<Source> copied = to_sources(sources);
-            const Compression compression = parse_compression("write_pack", compress, level);
-            const Written written = released(
-                progress, [&](Progress &p) { return write_pack(fd, packed, copied, compression, threads, p); });
+            const WriteOptions options{parse_compression("write_pack", compress, level), cached, threads};
+            const Written written =
+                released(progress, [&](Progress &p) { return write_pack(fd, packed, copied, options, p); });
             return nb::make_tuple(to_bytes(written.records), digest_to_bytes(written.name));
         },
-        "fd"_a, "chunks"_a, "sources"_a, nb::kw_only(), "compress"_a = "none", "level"_a = 0, "threads"_a = 0,
-        "progress"_a = nb::none());
+        "fd"_a, "chunks"_a, "sources"_a, nb::kw_only(), "compress"_a = "none", "level"_a = 0, "cached"_a = false,
+        "threads"_a = 0, "progress"_a = nb::none());
     m.def(
         "scan_pack",
         [](int fd, bool salvage, bool contents, unsigned threads, Progress *progress) {
@@ -162,6 +162,13 @@ std::vector<FilePiece> to_file_pieces(const std::vector<FilePieceArgument> &argu
     for (const auto &[fd, offset, size] : arguments)
         pieces.push_back({fd, offset, size});
     return pieces;
+}
+
+Cutting to_cutting(const char *operation, uint64_t chunk_bytes, const std::optional<nb::bytes> &sizes) {
+    Cutting cutting{chunk_bytes, std::nullopt};
+    if (sizes)
+        cutting.sizes.emplace(operation, "sizes", bytes_view(*sizes));
+    return cutting;
 }
 
 // Runs `work(stored, progress)` without the GIL.
@@ -205,15 +212,16 @@ void bind_reading(nb::module_ &m) {
     m.def(
         "extract_from_packs",
         [](const std::vector<FilePieceArgument> &pieces, const nb::bytes &digests, const nb::bytes &locations,
-           const PackArgument &packs, uint64_t chunk_bytes, unsigned threads, Progress *progress) {
+           const PackArgument &packs, uint64_t chunk_bytes, const std::optional<nb::bytes> &sizes, unsigned threads,
+           Progress *progress) {
             const std::vector<FilePiece> copied = to_file_pieces(pieces);
-            with_stored("extract_from_packs", digests, locations, packs, progress,
-                        [&](const Stored &stored, Progress &p) {
-                            extract_from_packs(copied, stored, {chunk_bytes, threads}, p);
-                        });
+            const Cutting cutting = to_cutting("extract_from_packs", chunk_bytes, sizes);
+            with_stored(
+                "extract_from_packs", digests, locations, packs, progress,
+                [&](const Stored &stored, Progress &p) { extract_from_packs(copied, cutting, stored, threads, p); });
         },
-        "pieces"_a, "digests"_a, "locations"_a, "packs"_a, nb::kw_only(), "chunk_bytes"_a, "threads"_a = 0,
-        "progress"_a = nb::none());
+        "pieces"_a, "digests"_a, "locations"_a, "packs"_a, nb::kw_only(), "chunk_bytes"_a, "sizes"_a = nb::none(),
+        "threads"_a = 0, "progress"_a = nb::none());
     m.def(
         "check_packs",
         [](const nb::bytes &digests, const nb::bytes &locations, const PackArgument &packs, unsigned threads,
@@ -224,12 +232,13 @@ void bind_reading(nb::module_ &m) {
         "digests"_a, "locations"_a, "packs"_a, nb::kw_only(), "threads"_a = 0, "progress"_a = nb::none());
     m.def(
         "hash_pieces",
-        [](const std::vector<FilePieceArgument> &pieces, uint64_t chunk_bytes, unsigned threads, Progress *progress) {
+        [](const std::vector<FilePieceArgument> &pieces, uint64_t chunk_bytes, const std::optional<nb::bytes> &sizes,
+           unsigned threads, Progress *progress) {
             const std::vector<FilePiece> copied = to_file_pieces(pieces);
-            return to_bytes(
-                released(progress, [&](Progress &p) { return hash_pieces(copied, chunk_bytes, threads, p); }));
+            const Cutting cutting = to_cutting("hash_pieces", chunk_bytes, sizes);
+            return to_bytes(released(progress, [&](Progress &p) { return hash_pieces(copied, cutting, threads, p); }));
         },
-        "pieces"_a, nb::kw_only(), "chunk_bytes"_a, "threads"_a = 0, "progress"_a = nb::none());
+        "pieces"_a, nb::kw_only(), "chunk_bytes"_a, "sizes"_a = nb::none(), "threads"_a = 0, "progress"_a = nb::none());
 }
 
 } // namespace

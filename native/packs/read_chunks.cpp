@@ -2,6 +2,7 @@
 #include "read_chunks.hpp"
 
 #include <cerrno>
+#include <fcntl.h>
 
 namespace woodfrog::packs {
 namespace {
@@ -32,10 +33,12 @@ bool is_in_place(std::span<const Wanted> run) {
 } // namespace
 
 void PackFiles::open(uint32_t pack) {
-    if (!files_.contains(pack))
-        files_.emplace(pack,
-                       std::make_unique<File>(fds_.at(pack),
-                                              files_.size() < most_direct ? File::Use::read : File::Use::read_cached));
+    if (files_.contains(pack))
+        return;
+    const int fd = fds_.at(pack);
+    const bool is_copy = (fcntl(fd, F_GETFL) & O_ACCMODE) == O_RDWR;
+    const bool direct = !is_copy && files_.size() < most_direct;
+    files_.emplace(pack, std::make_unique<File>(fd, direct ? File::Use::read : File::Use::read_cached));
 }
 
 void throw_damaged(size_t index, const std::string &reason) {

@@ -14,7 +14,9 @@
 
 namespace woodfrog::packs {
 
-// The packs of one operation, by the caller's numbers; the descriptors stay the caller's.
+// The packs of one operation, by the caller's numbers; the descriptors stay the caller's. They are read past the page
+// cache, but for those that are open for writing as well: such a one is a copy that has just been fetched from
+// elsewhere and is in the cache; reading past it would wait until it had gone to the disk.
 class PackFiles {
   public:
     PackFiles(const std::unordered_map<uint32_t, int> &fds) : fds_(fds) {}

@@ -171,16 +171,16 @@ void refill_arena_from_packs(transfer::Arena &arena, const std::vector<transfer:
     });
 }
 
-void extract_from_packs(const std::vector<FilePiece> &pieces, const Stored &stored, const UnpackOptions &options,
-                        Progress &progress) {
+void extract_from_packs(const std::vector<FilePiece> &pieces, const Cutting &cutting, const Stored &stored,
+                        unsigned threads, Progress &progress) {
     constexpr const char *operation = "extract_from_packs";
-    const ChunkList list = cut(operation, pieces, options.chunk_bytes);
+    const ChunkList list = cut(operation, pieces, cutting);
     PackFiles files(stored.packs);
     const Plan plan(operation, list, stored.digests, stored.locations, files);
     const std::vector<Task> tasks = plan.group(task_bytes, 0);
     OutputFiles outputs(pieces);
     progress.begin(list.size_bytes);
-    for_each_with(options.threads, tasks.size(), [&] {
+    for_each_with(threads, tasks.size(), [&] {
         return [&, reader = std::make_unique<ChunkReader>(files, progress), buffer = Buffer()](size_t number) mutable {
             progress.check();
             const Task &task = tasks[number];

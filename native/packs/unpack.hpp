@@ -1,6 +1,7 @@
 // The operations that read packs: into GPU memory, the arena and files, or only to see whether all is there. Chunks are
-// cut as everywhere: each piece or range starts one, its last may be short. All of them check everything first
-// (plan.hpp) and compare every chunk with its digest before it goes on, unless told not to.
+// cut as everywhere: each piece or range starts one, its last may be short; those of files may have sizes of their own
+// (file_pieces.hpp). All of them check everything first (plan.hpp) and compare every chunk with its digest before it
+// goes on, unless told not to.
 #pragma once
 #include "file_pieces.hpp"
 #include "records.hpp"
@@ -35,8 +36,8 @@ void refill_arena_from_packs(transfer::Arena &arena, const std::vector<transfer:
 
 // Packs → files, which become long enough; zeros become holes. Through the page cache: whoever wants the files reads
 // them next.
-void extract_from_packs(const std::vector<FilePiece> &pieces, const Stored &stored, const UnpackOptions &options,
-                        transfer::Progress &progress);
+void extract_from_packs(const std::vector<FilePiece> &pieces, const Cutting &cutting, const Stored &stored,
+                        unsigned threads, transfer::Progress &progress);
 
 // The positions, ascending, of chunks that cannot be had.
 std::vector<size_t> check_packs(const Stored &stored, unsigned threads, transfer::Progress &progress);

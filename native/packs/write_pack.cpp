@@ -94,16 +94,17 @@ uint64_t uncompressed_bytes(const Packed<SourceChunk> &chunks, const std::vector
 class PackWriter {
   public:
     PackWriter(int fd, const Packed<SourceChunk> &chunks, const std::vector<Source> &sources,
-               const Compression &compression, Progress &progress)
-        : chunks(chunks), sources(sources), compression(compression), progress(progress), file_(fd, File::Use::write),
-          start_(length_of(fd)), next_offset_(start_) {
+               const WriteOptions &options, Progress &progress)
+        : chunks(chunks), sources(sources), compression(options.compression), progress(progress),
+          file_(fd, options.cached ? File::Use::write_cached : File::Use::write), start_(length_of(fd)),
+          next_offset_(start_) {
         for (const Source &source : sources) {
             if (source.arena)
                 uses_.push_back(source.arena->use());
             files_.push_back(source.arena ? nullptr : std::make_unique<File>(source.fd, File::Use::read_cached));
         }
         if (start_ > 0) {
-            File before(fd, File::Use::read);
+            File before(fd, options.cached ? File::Use::read_cached : File::Use::read);
             for (const Digest &digest : header_digests(before, start_))
                 headers_.emplace(headers_.size(), digest); // keys below any offset that is to come, in order
         }
@@ -310,15 +311,15 @@ class SegmentWriter {
 } // namespace
 
 Written write_pack(int fd, const Packed<SourceChunk> &chunks, const std::vector<Source> &sources,
-                   const Compression &compression, unsigned threads, Progress &progress) {
+                   const WriteOptions &options, Progress &progress) {
     check(chunks, sources);
-    PackWriter pack(fd, chunks, sources, compression, progress);
+    PackWriter pack(fd, chunks, sources, options, progress);
     const std::vector<size_t> starts = plan_segments(chunks);
     progress.begin(total_bytes(chunks));
     try {
-        if (compression.mode == Compress::none)
+        if (options.compression.mode == Compress::none)
             pack.file().reserve(pack.start(), uncompressed_bytes(chunks, starts));
-        for_each_with(affordable_threads(threads, chunks), starts.size() - 1, [&] {
+        for_each_with(affordable_threads(options.threads, chunks), starts.size() - 1, [&] {
             return [&, writer = std::make_unique<SegmentWriter>(pack)](size_t segment) {
                 progress.check();
                 writer->write(starts[segment], starts[segment + 1]);

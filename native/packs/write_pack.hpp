@@ -22,9 +22,15 @@ struct Written {
     Digest name;         // of the whole file as a pack
 };
 
+struct WriteOptions {
+    Compression compression;
+    bool cached;      // through the page cache: for a file that is read next and never made durable
+    unsigned threads; // 0: see thread_count()
+};
+
 // Appends to `fd`, which is empty or holds a pack (then it must be open for reading as well). When it throws, the file
 // is as long as it was; IntegrityError names the first chunk whose bytes differ.
 Written write_pack(int fd, const Packed<SourceChunk> &chunks, const std::vector<Source> &sources,
-                   const Compression &compression, unsigned threads, transfer::Progress &progress);
+                   const WriteOptions &options, transfer::Progress &progress);
 
 } // namespace woodfrog::packs

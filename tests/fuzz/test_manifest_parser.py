@@ -24,7 +24,7 @@ from woodfrog.image.manifest import Manifest
 
 SECONDS = float(os.environ.get("WOODFROG_FUZZ_SECONDS", "12"))
 MAX_DECODE_S = 5.0
-MANIFEST = small_images.manifest()
+MANIFEST = small_images.manifest(cpu=small_images.cpu_with_pages())
 BODY = msgspec.msgpack.encode(MANIFEST)
 FIELDS = msgspec.msgpack.decode(BODY)
 FLAGS = int(MANIFEST.features)

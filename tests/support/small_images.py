@@ -17,6 +17,7 @@ from woodfrog.image.manifest import (
     Device,
     Driver,
     Environment,
+    FileRecord,
     Handle,
     Host,
     Manifest,
@@ -78,6 +79,23 @@ def manifest(**changes: Any) -> Manifest:
         notes={"why": "test"},
     )
     return msgspec.structs.replace(whole, **changes)
+
+
+def cpu_with_pages() -> CpuState:
+    """A CPU side of an image with a file of pages that is cut into chunks of its own sizes, and one that is not."""
+    pages = pattern(6 * 4096, 9)
+    column = b"".join(
+        blake3(pages[begin:end]).digest() for begin, end in ((0, 4096), (4096, 5 * 4096), (5 * 4096, None))
+    )
+    return CpuState(
+        version="4.1.1",
+        root_pid=100,
+        files=[
+            FileRecord(path="core-100.img", size_bytes=200, digests=digests(pattern(200, 8))),
+            FileRecord(path="pages-1.img", size_bytes=len(pages), digests=column, pid=101,
+                       sizes=chunks.packed([4096, 4 * 4096, 4096])),
+        ],
+    )  # fmt: skip
 
 
 def write(store: ImageRepository, name: str = "small", **changes: Any) -> Image:

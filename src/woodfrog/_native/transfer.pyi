@@ -315,6 +315,7 @@ def write_pack(
     *,
     compress: str = "none",
     level: int = 0,
+    cached: bool = False,
     threads: int = 0,
     progress: Progress | None = None,
 ) -> tuple[bytes, bytes]:
@@ -324,7 +325,8 @@ def write_pack(
     sources are arenas and descriptors of files, read through the page cache. Each chunk is compared with its digest on
     the way: IntegrityError. compress: "none", "lz4", "zstd" (split-zstd where that is smaller) or "auto" (per segment
     what pays, of what encodings() has); a chunk that would not get a sixteenth smaller is stored raw. level: of zstd,
-    1 to 19; 0 is 1. One pack is written by one call at a time. After a failure the file is as long as before.
+    1 to 19; 0 is 1. cached: through the page cache, for a file that is read next and never synced. One pack is written
+    by one call at a time. After a failure the file is as long as before.
     """
 
 def scan_pack(
@@ -381,17 +383,21 @@ def extract_from_packs(
     packs: Mapping[int, int],
     *,
     chunk_bytes: int,
+    sizes: bytes | None = None,
     threads: int = 0,
     progress: Progress | None = None,
 ) -> None:
-    """Packs to files. pieces: (descriptor, offset, size), cut into chunks each. Files become long enough; ZERO chunks
-    become holes. Nothing is synced. Otherwise as refill_from_packs."""
+    """Packs to files. pieces: (descriptor, offset, size), cut into chunks each, or, with `sizes` (packed u32), into
+    chunks of these sizes through all pieces, each 1 … chunk_bytes and all but a piece's last multiples of 4096. Files
+    become long enough; ZERO chunks become holes. Nothing is synced. Otherwise as refill_from_packs."""
 
 def hash_pieces(
     pieces: Sequence[tuple[int, int, int]],
     *,
     chunk_bytes: int,
+    sizes: bytes | None = None,
     threads: int = 0,
     progress: Progress | None = None,
 ) -> bytes:
-    """The digests of the chunks of file ranges (descriptor, offset, size), read through the page cache."""
+    """The digests of the chunks of file ranges (descriptor, offset, size), read through the page cache. Chunks are cut
+    as by extract_from_packs."""

@@ -77,7 +77,7 @@ def tasks(directory: Path) -> list[Task]:
     """The dumped process tree, root first."""
     path = directory / "pstree.img"
     found = []
-    for fields in _records(path, _PSTREE_MAGIC):
+    for fields in records(path, _PSTREE_MAGIC):
         found.append(
             Task(
                 pid=_number(path, fields, _TREE_PID),
@@ -97,7 +97,7 @@ def open_files(directory: Path) -> list[OpenFile]:
     path = directory / "files.img"
     remapped = {original for original, _ in _remaps(directory)}
     found = []
-    for fields in _records(path, _FILES_MAGIC):
+    for fields in records(path, _FILES_MAGIC):
         if _number(path, fields, _FILE_TYPE) != _TYPE_REG or _FILE_REG not in fields:
             continue
         reg = _nested(path, fields, _FILE_REG)
@@ -127,7 +127,7 @@ def socket_files(directory: Path) -> list[SocketFile]:
     """Unix sockets bound to an absolute path of the filesystem; abstract and relative names are not among them."""
     path = directory / "files.img"
     found = []
-    for fields in _records(path, _FILES_MAGIC):
+    for fields in records(path, _FILES_MAGIC):
         if _number(path, fields, _FILE_TYPE) != _TYPE_UNIX or _FILE_UNIX not in fields:
             continue
         socket = _nested(path, fields, _FILE_UNIX)
@@ -150,7 +150,7 @@ def linked_remaps(directory: Path) -> list[str]:
     wanted = {target for _, target in _remaps(directory, kind=_REMAP_LINKED)}
     path = directory / "files.img"
     found = []
-    for fields in _records(path, _FILES_MAGIC) if wanted else ():
+    for fields in records(path, _FILES_MAGIC) if wanted else ():
         if _FILE_REG not in fields:
             continue
         reg = _nested(path, fields, _FILE_REG)
@@ -184,13 +184,14 @@ def _remaps(directory: Path, kind: int | None = None) -> list[tuple[int, int]]:
     if not path.exists():
         return []
     pairs = []
-    for fields in _records(path, _REMAP_MAGIC):
+    for fields in records(path, _REMAP_MAGIC):
         if kind is None or _optional(fields, _REMAP_TYPE) in (kind, None):
             pairs.append((_number(path, fields, _REMAP_ORIGINAL), _number(path, fields, _REMAP_TARGET)))
     return pairs
 
 
-def _records(path: Path, magic: int) -> Iterator[Fields]:
+def records(path: Path, magic: int) -> Iterator[Fields]:
+    """Each record of one of CRIU's image files of that magic, by field number. BadImageError."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise _damaged(path, f"it is larger than {MAX_FILE_BYTES >> 20} MiB")

@@ -7,7 +7,8 @@ because a neighbour in the same chunk is. No memory content is read or shown.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -56,8 +57,9 @@ class AllocationDiff:
 
 @dataclass(frozen=True)
 class FileDiff:
-    """One of CRIU's files. `changed_bytes`: chunks that differ from what was at the same place; `new_bytes`: of these,
-    chunks that are nowhere in the first image, each once (the rest has only moved)."""
+    """One of CRIU's files. `changed_bytes`: chunks that differ from what was at the same place, or, of a file of pages
+    that was cut by their addresses, that were nowhere in the file; `new_bytes`: of these, chunks that are nowhere in
+    the first image, each once (the rest has only moved)."""
 
     path: str
     state: str  # same, changed, added or removed
@@ -137,8 +139,9 @@ def diff(before: Manifest, after: Manifest) -> ImageDiff:
             f"{after.chunk_bytes}: their digests cannot be compared",
             advice="compare images of stores with the same chunk size",
         )
-    sizes = [handle.size for handle in before.handles] + [record.size_bytes for record in _records(before)]
-    known = Lookup(before.all_digests(), Cut(sizes, before.chunk_bytes).sizes, before.chunk_bytes)
+    handles = Cut([handle.size for handle in before.handles], before.chunk_bytes)
+    files = Cut.of_files(_records(before), before.chunk_bytes)
+    known = Lookup(before.all_digests(), handles.sizes + files.sizes, before.chunk_bytes)
     return ImageDiff(
         before.reference,
         after.reference,
@@ -208,9 +211,10 @@ def _processes(before: Manifest, after: Manifest, known: Lookup) -> list[Process
     old_commands = {process.pid: " ".join(process.command_line) for process in before.processes}
     new_commands = {process.pid: " ".join(process.command_line) for process in after.processes}
     files: dict[int | None, list[FileDiff]] = {}
+    owners = {record.path: record.pid for record in (*_records(before), *_records(after)) if record.pid}
     only = next(iter(new_commands)) if old_commands.keys() == new_commands.keys() and len(new_commands) == 1 else None
     for file in _files(_records(before), _records(after), after.chunk_bytes, known):
-        pid = only if only is not None else _pid_of(file.path, old_commands.keys() | new_commands.keys())
+        pid = only if only is not None else _pid_of(file.path, owners, old_commands.keys() | new_commands.keys())
         files.setdefault(pid, []).append(file)
     found = []
     for pid in sorted(old_commands.keys() | new_commands.keys()):
@@ -227,7 +231,9 @@ def _processes(before: Manifest, after: Manifest, known: Lookup) -> list[Process
     return found
 
 
-def _pid_of(path: str, pids: Iterable[int]) -> int | None:
+def _pid_of(path: str, owners: Mapping[str, int], pids: Collection[int]) -> int | None:
+    if path in owners:
+        return owners[path] if owners[path] in pids else None
     match = _PROCESS_FILE.fullmatch(path)
     if match is None or _NUMBERED_OTHERWISE.fullmatch(path):
         return None
@@ -245,12 +251,23 @@ def _files(
     found = []
     for record in after:
         was = old.pop(record.path, None)
-        kinds = changed_chunks(was.digests if was is not None else b"", record.digests)
-        changed = spans(kinds, 0, record.size_bytes, chunk_bytes)
-        sizes = Cut([record.size_bytes], chunk_bytes).sizes
+        sizes = Cut.of_files([record], chunk_bytes).sizes
+        kinds = _kinds(was, record, sizes, chunk_bytes)
+        changed_bytes = sum(size for size, kind in zip(sizes, kinds, strict=True) if kind == CHANGED)
         new_bytes = sum(sizes[at] for at in known.missing(record.digests, sizes) if kinds[at] == CHANGED)
-        same = was is not None and was.size_bytes == record.size_bytes and not any(kinds)
-        state = "added" if was is None else "same" if same else "changed"
-        found.append(FileDiff(record.path, state, record.size_bytes, total(changed, CHANGED), new_bytes))
+        state = "added" if was is None else "same" if _has_same_bytes(was, record) else "changed"
+        found.append(FileDiff(record.path, state, record.size_bytes, changed_bytes, new_bytes))
     found += [FileDiff(path, "removed", 0, 0, 0) for path in old]
     return found
+
+
+def _kinds(was: FileRecord | None, record: FileRecord, sizes: array[int], chunk_bytes: int) -> bytearray:
+    """SAME or CHANGED for each chunk of a file."""
+    if was is None or not (was.sizes and record.sizes):
+        return changed_chunks(was.digests if was is not None else b"", record.digests)
+    # A page's place in the file says nothing: whether the file had a chunk like that does.
+    return Lookup(was.digests, Cut.of_files([was], chunk_bytes).sizes, chunk_bytes).strange(record.digests, sizes)
+
+
+def _has_same_bytes(was: FileRecord, record: FileRecord) -> bool:
+    return (was.size_bytes, was.sizes, was.digests) == (record.size_bytes, record.sizes, record.digests)

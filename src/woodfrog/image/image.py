@@ -10,14 +10,16 @@ import bisect
 import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from woodfrog.errors import BadImageError
 from woodfrog.image import chunks, codec, layout
 from woodfrog.image.manifest import FileRecord, Manifest
 from woodfrog.image.progress import OnProgress, told
+from woodfrog.store.arriving import Arriving
 from woodfrog.store.entries import Located, OpenManifest
 from woodfrog.store.reader import Reader
 from woodfrog.store.records import ABSENT, pack_column
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 
 # Descriptors of CRIU's files that are open at once: a process has a few, a tree of a thousand has ten thousand.
 FILES_AT_ONCE = 256
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,17 @@ class Image:
     def locate_gpu(self, progress: Progress | None = None) -> Located:
         """Where the chunks of the handles are, ready to be read; the packs' descriptors are valid until `close`.
         BadImageError naming how many are missing."""
-        return self._locate(self.manifest.digests, [handle.size for handle in self.manifest.handles], progress)
+        cut = self._gpu_cut()
+        return self._telling_incomplete(
+            lambda reader: reader.locate(self.manifest.digests, chunks.packed(cut.sizes), progress)
+        )
+
+    def locate_gpu_ahead(self) -> Arriving:
+        """As `locate_gpu`, without waiting for what has to be fetched from a remote store; it goes on until `close`."""
+        cut = self._gpu_cut()
+        return self._telling_incomplete(
+            lambda reader: reader.locate_ahead(self.manifest.digests, chunks.packed(cut.sizes))
+        )
 
     def extract_cpu(
         self, directory: Path, only: Collection[str] | None = None, progress: Progress | None = None
@@ -100,7 +113,8 @@ class Image:
         for begin in range(0, len(records), FILES_AT_ONCE):
             batch = records[begin : begin + FILES_AT_ONCE]
             digests = b"".join(record.digests for record in batch)
-            located = self._locate(digests, [record.size_bytes for record in batch], None)
+            cut = chunks.Cut.of_files(batch, self.manifest.chunk_bytes)
+            located = self._telling_incomplete(partial(_locate, digests, cut))
             descriptors = [layout.create_file(directory, record.path) for record in batch]
             try:
                 pieces = [
@@ -115,6 +129,7 @@ class Image:
                         located.locations,
                         located.packs,
                         chunk_bytes=self.manifest.chunk_bytes,
+                        sizes=cut.sizes.tobytes(),
                         progress=progress,
                     )
             finally:
@@ -134,17 +149,20 @@ class Image:
         manifest = self.manifest
         names = [f"handle {handle.id:#x}" for handle in manifest.handles]
         sizes = [handle.size for handle in manifest.handles]
+        own = {}
         if manifest.cpu is not None:
+            own = {len(names) + at: record.sizes for at, record in enumerate(manifest.cpu.files) if record.sizes}
             names += [f"cpu/{record.path}" for record in manifest.cpu.files]
             sizes += [record.size_bytes for record in manifest.cpu.files]
-        cut = chunks.Cut(sizes, manifest.chunk_bytes)
+        cut = chunks.Cut(sizes, manifest.chunk_bytes, own)
+        offsets = cut.offsets()
         with told(progress, self.size_bytes) as native:
             absent, damaged = self._check(manifest.all_digests(), cut, native)
         problems = []
         for position in sorted({*absent, *damaged}):
             piece = bisect.bisect_right(cut.first, position) - 1
             chunk = position - cut.first[piece]
-            at = f"the chunk at byte {chunk * manifest.chunk_bytes}"
+            at = f"the chunk at byte {offsets[position]}"
             what = f"{at} is not in the store" if position in absent else f"{at} does not have its digest"
             problems.append(Problem(names[piece], what, chunk))
         return problems
@@ -190,10 +208,13 @@ class Image:
     def __repr__(self) -> str:
         return f"<Image {self.reference} in {self._store.url}>"
 
-    def _locate(self, digests: bytes, sizes: Sequence[int], progress: Progress | None) -> Located:
-        cut = chunks.Cut(sizes, self.manifest.chunk_bytes)
+    def _gpu_cut(self) -> chunks.Cut:
+        return chunks.Cut([handle.size for handle in self.manifest.handles], self.manifest.chunk_bytes)
+
+    def _telling_incomplete(self, look: Callable[[Reader], _T]) -> _T:
+        """What `look` finds; an error of it names the image."""
         try:
-            return self._open_reader().locate(digests, chunks.packed(cut.sizes), progress)
+            return look(self._open_reader())
         except BadImageError as error:
             raise BadImageError(
                 f"{self.reference} is not whole: {error.reason}",
@@ -205,3 +226,7 @@ class Image:
         if self._reader is None:
             self._reader = self._store.reader()
         return self._reader
+
+
+def _locate(digests: bytes, cut: chunks.Cut, reader: Reader) -> Located:
+    return reader.locate(digests, chunks.packed(cut.sizes))

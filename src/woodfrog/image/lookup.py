@@ -10,7 +10,7 @@ from array import array
 
 from woodfrog._native.transfer import ChunkIndex
 from woodfrog.image.manifest import DIGEST_BYTES
-from woodfrog.store.records import LOCATION_BYTES, RECORD_BYTES, ZERO, interleave, pack_column, positions_of
+from woodfrog.store.records import ABSENT, LOCATION_BYTES, RECORD_BYTES, ZERO, interleave, pack_column, positions_of
 
 _MINE = 0  # the "pack" of everything in the index
 
@@ -40,6 +40,11 @@ class Lookup:
         """For each chunk, in order: 1 if it was marked."""
         marked = self._named
         return bytearray(marked[place] for place in self._places)
+
+    def strange(self, digests: bytes, sizes: array[int]) -> bytearray:
+        """For each of these chunks 1 if it is neither here nor zeros."""
+        found = self._index.find(digests, sizes.tobytes()) if digests else b""
+        return bytearray(pack == ABSENT for pack in pack_column(found)) if found else bytearray()
 
     def missing(self, digests: bytes, sizes: array[int]) -> list[int]:
         """Positions in `digests` of the first occurrence of each chunk that is neither here nor zeros."""

@@ -42,6 +42,7 @@ class Feature(IntFlag):
     GPU_DATA = 1
     CPU_STATE = 2
     DRIVER_ONLY = 4
+    OWN_CUTS = 8
 
 
 class Driver(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,11 +146,14 @@ class Allocations(msgspec.Struct, frozen=True):
 
 
 class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One of CRIU's files, with the digests of its chunks."""
+    """One of CRIU's files, with the digests of its chunks. `sizes`: of these (packed u32), where they are not cut at
+    multiples of the image's chunk size. `pid`: whose memory it holds, 0 if it is none or not one process's."""
 
     path: Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
     size_bytes: Size
     digests: bytes
+    sizes: bytes = b""
+    pid: Annotated[int, msgspec.Meta(ge=0, le=1 << 22)] = 0
 
 
 class CpuState(msgspec.Struct, frozen=True, kw_only=True):
@@ -226,6 +230,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
             flags |= Feature.CPU_STATE
         if self.kind == "driver-only":
             flags |= Feature.DRIVER_ONLY
+        if self.cpu is not None and any(file.sizes for file in self.cpu.files):
+            flags |= Feature.OWN_CUTS
         return flags
 
     @property

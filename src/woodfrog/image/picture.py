@@ -12,7 +12,7 @@ from typing import Any
 from woodfrog.image.chunks import Cut
 from woodfrog.image.lookup import Lookup
 from woodfrog.image.manifest import Manifest
-from woodfrog.image.spans import Handles, Marks, Span, spans, total
+from woodfrog.image.spans import Handles, Marks, Span, spans, spans_of, total
 
 ZERO, SHARED, NEW = range(3)
 NAMES = {ZERO: "zero", SHARED: "shared", NEW: "new"}
@@ -80,7 +80,7 @@ def picture(manifest: Manifest, others: Iterable[bytes]) -> Picture:
     """`others`: for each other image of the store its digests, 32 bytes each, back to back."""
     gpu = Cut([handle.size for handle in manifest.handles], manifest.chunk_bytes)
     files = manifest.cpu.files if manifest.cpu is not None else []
-    cpu = Cut([record.size_bytes for record in files], manifest.chunk_bytes)
+    cpu = Cut.of_files(files, manifest.chunk_bytes)
     mine = Lookup(manifest.all_digests(), gpu.sizes + cpu.sizes, manifest.chunk_bytes)
     count = 0
     for column in others:
@@ -97,7 +97,7 @@ def picture(manifest: Manifest, others: Iterable[bytes]) -> Picture:
         _shares(cpu_kinds, cpu),
         list(_allocations(manifest, gpu_kinds)),
         [
-            Part(record.path, record.size_bytes, spans(cpu_kinds[begin:end], 0, record.size_bytes, cpu.chunk_bytes))
+            Part(record.path, record.size_bytes, spans_of(cpu_kinds[begin:end], cpu.sizes[begin:end]))
             for record, begin, end in zip(files, cpu.first, cpu.first[1:], strict=False)
         ],
     )

@@ -213,9 +213,9 @@ class ImageRepository:
         targets one by one where that matters."""
         return self.store.apply_retention(plan)
 
-    def require(self, size_bytes: int, what: str) -> None:
-        """NoSpaceError unless that much more fits. `what` is the subject of the sentence."""
-        self.store.require(size_bytes, what)
+    def require(self, size_bytes: int, what: str, *, work_bytes: int = 0) -> None:
+        """NoSpaceError unless that much more fits; see Store.require."""
+        self.store.require(size_bytes, what, work_bytes=work_bytes)
 
     def is_current(self) -> bool:
         """Whether the store's path still leads to the place that it has open."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 from woodfrog.image.manifest import Manifest, chunk_count
@@ -49,6 +50,17 @@ def spans(kinds: Sequence[int], offset: int, size_bytes: int, chunk_bytes: int) 
         if stop > start:
             found.append(Span(start, stop - start, kind))
         begin = end
+    return found
+
+
+def spans_of(kinds: Sequence[int], sizes: Sequence[int]) -> list[Span]:
+    """The ranges of a file whose chunks have these kinds and sizes."""
+    found = []
+    begin = 0
+    for kind, run in groupby(zip(kinds, sizes, strict=True), key=itemgetter(0)):
+        size_bytes = sum(size for _, size in run)
+        found.append(Span(begin, size_bytes, kind))
+        begin += size_bytes
     return found
 
 

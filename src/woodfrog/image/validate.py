@@ -13,11 +13,14 @@ from woodfrog.image.manifest import (
     DIGEST_BYTES,
     CpuState,
     Feature,
+    FileRecord,
     Manifest,
     chunk_count,
 )
+from woodfrog.store.records import positions_of
 
 MAX_ADDRESS = 1 << 57  # five-level page tables: no user address is higher
+PAGE_BYTES = 4096  # of which chunks of a file's own sizes are multiples, but for the last
 
 
 def validate(manifest: Manifest, flags: Feature) -> None:
@@ -96,5 +99,16 @@ def _check_cpu(cpu: CpuState, chunk_bytes: int) -> None:
         if any(not part or part.startswith(".") or "\0" in part for part in parts) or file.path in paths:
             raise _bad(f"the path {file.path!r} of its CPU side is not allowed or is there twice")
         paths.add(file.path)
-        if len(file.digests) != chunk_count(file.size_bytes, chunk_bytes) * DIGEST_BYTES:
+        if len(file.sizes) % 4:
+            raise _bad(f"the column of sizes of {file.path} of its CPU side is damaged")
+        count = len(file.sizes) // 4 or chunk_count(file.size_bytes, chunk_bytes)
+        if len(file.digests) != count * DIGEST_BYTES:
             raise _bad(f"{file.path} of its CPU side has another number of digests than of chunks")
+        if file.sizes and not _can_be_cut(file, chunk_bytes):
+            raise _bad(f"the chunks of {file.path} of its CPU side do not make up the file")
+
+
+def _can_be_cut(file: FileRecord, chunk_bytes: int) -> bool:
+    sizes = positions_of(file.sizes)
+    whole_pages = all(size % PAGE_BYTES == 0 for size in sizes[:-1])
+    return whole_pages and min(sizes) > 0 and max(sizes) <= chunk_bytes and sum(sizes) == file.size_bytes

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,13 +89,20 @@ class ImageWriter:
             stored = self._gpu.stored + self._session.stored_bytes - before
             self._gpu = msgspec.structs.replace(self._gpu, stored=stored)
 
-    def commit(self, manifest: Manifest, progress: OnProgress | None = None) -> Committed:
+    def commit(
+        self,
+        manifest: Manifest,
+        progress: OnProgress | None = None,
+        cuts: Mapping[str, tuple[bytes, int]] | None = None,
+    ) -> Committed:
         """Store CRIU's files, then make the image complete, durable and visible, in this order; `name`, `number`,
-        `cpu.files` and `stats` of the manifest are filled in. NoSpaceError when the store is full, BadImageError when
-        the manifest contradicts itself or the files: then the writer has been aborted."""
+        `cpu.files` and `stats` of the manifest are filled in. `cuts`: for some of the files the sizes of their chunks
+        (packed u32; at most `chunk_bytes` each, making up the file) and whose memory they are (0: no one process's).
+        NoSpaceError when the store is full, BadImageError when the manifest contradicts itself or the files: then the
+        writer has been aborted."""
         try:
             with self._lock, full_is_told(self._store):
-                manifest = self._with_cpu_files(manifest, progress)
+                manifest = self._with_cpu_files(manifest, progress, cuts or {})
                 written = manifest
 
                 def encode(number: int) -> bytes:
@@ -123,7 +130,9 @@ class ImageWriter:
     ) -> None:
         self.abort()
 
-    def _with_cpu_files(self, manifest: Manifest, progress: OnProgress | None) -> Manifest:
+    def _with_cpu_files(
+        self, manifest: Manifest, progress: OnProgress | None, cuts: Mapping[str, tuple[bytes, int]]
+    ) -> Manifest:
         folder = self._session.work_directory / CPU
         found = list(layout.plain_files(folder)) if folder.is_dir() else []
         if manifest.cpu is None:
@@ -135,14 +144,18 @@ class ImageWriter:
         # Each byte is read twice, to be hashed and, where it is new, to be stored.
         with told(progress, sum(size for _, size in found)) as native:
             for begin in range(0, len(found), FILES_AT_ONCE):
-                written, of_these = self._store_files(folder, found[begin : begin + FILES_AT_ONCE], native)
+                written, of_these = self._store_files(folder, found[begin : begin + FILES_AT_ONCE], native, cuts)
                 records += written
                 amounts = added(amounts, of_these)
         cpu = msgspec.structs.replace(manifest.cpu, files=records)
         return msgspec.structs.replace(manifest, cpu=cpu, stats=Stats(gpu=self._gpu, cpu=amounts))
 
     def _store_files(
-        self, folder: Path, files: Sequence[tuple[str, int]], progress: Progress
+        self,
+        folder: Path,
+        files: Sequence[tuple[str, int]],
+        progress: Progress,
+        cuts: Mapping[str, tuple[bytes, int]],
     ) -> tuple[list[FileRecord], Amounts]:
         """Hash these files, store what is new of them."""
         from woodfrog._native import transfer
@@ -152,9 +165,14 @@ class ImageWriter:
         try:
             descriptors.extend(os.open(folder / path, flags) for path, _ in files)
             pieces = [(fd, 0, size) for fd, (_, size) in zip(descriptors, files, strict=True)]
-            cut = chunks.Cut([size for _, size in files], self.chunk_bytes)
+            of_files = [cuts.get(path, (b"", 0)) for path, _ in files]
+            own = {number: sizes for number, (sizes, _) in enumerate(of_files) if sizes}
+            cut = chunks.Cut([size for _, size in files], self.chunk_bytes, own)
             digests = transfer.hash_pieces(
-                [piece for piece in pieces if piece[2]], chunk_bytes=self.chunk_bytes, progress=progress
+                [piece for piece in pieces if piece[2]],
+                chunk_bytes=self.chunk_bytes,
+                sizes=chunks.packed(cut.sizes),
+                progress=progress,
             )
             new = chunks.positions_of(self._session.missing(digests, chunks.packed(cut.sizes)))
             table = chunks.chunk_table(
@@ -171,8 +189,8 @@ class ImageWriter:
                 os.close(fd)
         amounts = chunks.amounts(digests, cut, new)
         records = [
-            FileRecord(path=path, size_bytes=size, digests=chunks.digests_of(digests, first, end))
-            for (path, size), first, end in zip(files, cut.first, cut.first[1:], strict=False)
+            FileRecord(path=path, size_bytes=size, digests=chunks.digests_of(digests, first, end), sizes=sizes, pid=pid)
+            for (path, size), (sizes, pid), first, end in zip(files, of_files, cut.first, cut.first[1:], strict=False)
         ]
         return records, msgspec.structs.replace(amounts, stored=self._session.stored_bytes - before)
 

@@ -15,6 +15,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from woodfrog.cpu import pagemap
 from woodfrog.errors import NotFoundError, TargetState, UsageError, WoodfrogError
 from woodfrog.operations import history, room
 from woodfrog.operations import manifest as manifests
@@ -160,11 +161,12 @@ class Checkpoint(FreezingOperation):
         self._store_url = images.url
         last = context.history.last(surveyed, images, name)
         new_bytes = history.estimate_bytes(surveyed.owned_bytes, last)
-        needed_disk = new_bytes
         control_bytes = surveyed.driver_bytes + room.control_state_bytes(surveyed.simulated)
-        if request.cpu:
-            needed_disk += surveyed.resident_bytes + control_bytes
-        images.require(needed_disk, "the image")
+        # CRIU writes plain files; until the image is committed they are on the disk beside the chunks made of them.
+        files_bytes = surveyed.resident_bytes + control_bytes if request.cpu else 0
+        packs_bytes = new_bytes + history.estimate_cpu_bytes(files_bytes, last)
+        images.require(packs_bytes, "the image", work_bytes=files_bytes)
+        needed_disk = packs_bytes + files_bytes
         room.require_host(control_bytes, "the driver's checkpoint of the target", surveyed.pid)
         arenas = context.arenas
         moved_bytes = new_bytes if request.incremental else surveyed.owned_bytes
@@ -295,13 +297,19 @@ class Checkpoint(FreezingOperation):
             leave_running=not self._request.stop,
             phases=self.runner.times,
         )
-        committed = self._writing.commit(manifest)
+        committed = self._writing.commit(manifest, cuts=self._pages_cuts())
         self._reference, self._image_path = committed.reference, committed.path
         self._manifest = committed.manifest
         notes = self._target.notes
-        last = LastImage(committed.reference, committed.manifest.stats.gpu.new)
+        stats = committed.manifest.stats
+        last = LastImage(committed.reference, stats.gpu.new, stats.cpu.new)
         self._context.history.record(notes.pid, notes.start_ticks, self._store_url, last)
         self._keep_baseline()
+
+    def _pages_cuts(self) -> dict[str, pagemap.PagesCut]:
+        if self._dumped is None:
+            return {}
+        return pagemap.cuts(self._writing.directory / "cpu", min(pagemap.WINDOW_BYTES, self._images.chunk_bytes))
 
     def _end(self) -> None:
         """The image is durable; now the target may go. Safe to repeat."""

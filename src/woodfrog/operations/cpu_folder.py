@@ -29,7 +29,7 @@ class CpuFolder:
             folder = work / "cpu"
             folder.mkdir(mode=0o700)
             return cls(folder, None)
-        store.require(size_bytes, "the CPU side while it is restored")
+        store.require(0, "the CPU side while it is restored", work_bytes=size_bytes)
         return cls(store.tier.make_directory(), store)
 
     def remove(self) -> None:

@@ -25,6 +25,7 @@ from woodfrog.operations.space import Space
 if TYPE_CHECKING:
     from woodfrog._native.transfer import Device, Memory, Progress
     from woodfrog.operations.clean import CleanPart
+    from woodfrog.store.arriving import Arriving
 
 # Bytes of one copy between HBM and the arena: large enough for the bus, small enough to be cancelled at once.
 COPY_BYTES = 64 << 20
@@ -212,36 +213,42 @@ class GpuData:
         arenas: Arenas,
         rings: Sequence[Space],
         digests: bytes,
-        locations: bytes,
-        packs: dict[int, int],
+        arriving: Arriving,
         chunk_bytes: int,
         progress: JointProgress,
     ) -> None:
         """Packs → HBM through ring k for part k, each chunk checked against its digest: on the way, or where the GPU
         hashes (some twenty times faster than a bus) all of them once they are in HBM. BadImageError, IntegrityError.
-        `digests` and `locations` are of all parts' chunks, part after part."""
+        `digests` and `arriving` are of all parts' chunks, part after part; each batch is placed when it is there."""
         from woodfrog._native import transfer
 
-        ends = list(accumulate(len(cut) for cut in self.cuts(chunk_bytes)))
+        cuts = self.cuts(chunk_bytes)
+        ends = list(accumulate(len(cut) for cut in cuts))
 
         def one_device(part: DevicePart, mine: Progress) -> None:
             (ring,) = rings[part.number].extents
             first, end = (ends[part.number - 1] if part.number else 0), ends[part.number]
             expected = digests[first * DIGEST_BYTES : end * DIGEST_BYTES]
             in_place = self._devices.by_uuid(self._uuids[part.device]).hashes == "gpu"
-            transfer.refill_from_packs(
-                self._pieces(part),
-                expected,
-                locations[first * LOCATION_BYTES : end * LOCATION_BYTES],
-                packs,
-                arenas.arena(ring.node),
-                ring.offset,
-                ring.size,
-                chunk_bytes=chunk_bytes,
-                check=not in_place,
-                threads=copy_threads(),
-                progress=mine,
-            )
+            for batch, (begins, stops) in enumerate(arriving.batches):
+                low, high = max(begins, first), min(stops, end)
+                if low >= high:
+                    continue
+                arriving.wait(batch, mine)
+                ranges = cuts[part.number].ranges(low - first, high - first)
+                transfer.refill_from_packs(
+                    [(self._memories[part.indices[piece]], offset, size) for piece, offset, size in ranges],
+                    digests[low * DIGEST_BYTES : high * DIGEST_BYTES],
+                    arriving.locations[low * LOCATION_BYTES : high * LOCATION_BYTES],
+                    arriving.packs,
+                    arenas.arena(ring.node),
+                    ring.offset,
+                    ring.size,
+                    chunk_bytes=chunk_bytes,
+                    check=not in_place,
+                    threads=copy_threads(),
+                    progress=mine,
+                )
             if in_place:
                 require_digests(expected, transfer.hash_device(self._pieces(part), chunk_bytes=chunk_bytes))
 
@@ -249,11 +256,11 @@ class GpuData:
 
     # ── shared ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def new_progress(self) -> JointProgress:
-        """One Progress for each device, for the next copy."""
+    def new_progress(self, *, whole: bool = False) -> JointProgress:
+        """One Progress for each device, for the next copy, or (`whole`) for several that make up all of its data."""
         from woodfrog._native import transfer
 
-        return JointProgress([transfer.Progress() for _ in self.parts])
+        return JointProgress([transfer.Progress(part.size_bytes if whole else 0) for part in self.parts])
 
     def _pieces(self, part: DevicePart) -> list[tuple[Memory, int, int]]:
         return [(self._memories[index], 0, self.handles[index].size) for index in part.indices]

@@ -30,6 +30,7 @@ class LastImage:
 
     reference: str
     new_bytes: int  # of GPU memory: what the store lacked then
+    cpu_new_bytes: int = 0  # of CRIU's files, likewise
 
 
 class History:
@@ -58,7 +59,19 @@ def estimate_bytes(owned_bytes: int, last: LastImage | None) -> int:
     """How much of a target's memory will be new to the store: all of it for a first image."""
     if last is None:
         return owned_bytes
-    return min(owned_bytes, int(last.new_bytes * SLACK) + SLACK_BYTES)
+    return _grown(last.new_bytes, owned_bytes)
+
+
+def estimate_cpu_bytes(files_bytes: int, last: LastImage | None) -> int:
+    """How much of CRIU's files, which have `files_bytes`, will be new to the store: all of them for a first image, and
+    after one without a CPU side."""
+    if last is None or not last.cpu_new_bytes:
+        return files_bytes
+    return _grown(last.cpu_new_bytes, files_bytes)
+
+
+def _grown(last_bytes: int, most_bytes: int) -> int:
+    return min(most_bytes, int(last_bytes * SLACK) + SLACK_BYTES)
 
 
 def _look(surveyed: Surveyed, images: ImageRepository, name: str) -> LastImage | None:
@@ -72,7 +85,7 @@ def _look(surveyed: Surveyed, images: ImageRepository, name: str) -> LastImage |
         return None  # damaged or just removed; whoever lists the images hears of it
     if not _is_of(manifest, surveyed):
         return None
-    return LastImage(entries[-1].reference, manifest.stats.gpu.new)
+    return LastImage(entries[-1].reference, manifest.stats.gpu.new, manifest.stats.cpu.new)
 
 
 def _is_of(manifest: Manifest, surveyed: Surveyed) -> bool:

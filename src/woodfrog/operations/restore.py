@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from woodfrog.cpu.criu import Criu
     from woodfrog.image.manifest import Manifest
     from woodfrog.image.repository import ImageRepository
-    from woodfrog.store.entries import Located
+    from woodfrog.store.arriving import Arriving
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class Restore:
         self._frozen: FrozenTarget | None = None
         self._data: GpuData | None = None
         self._rings: list[Space] = []
-        self._located: Located | None = None
+        self._arriving: Arriving | None = None
         self._cpu_folder: CpuFolder | None = None
         self._work: Path | None = None
         self._restored = False  # the tree is there
@@ -163,18 +163,14 @@ class Restore:
         self._require_room(manifest)
 
     def _prepare(self) -> None:
-        """Every chunk of GPU memory found (and fetched, from a remote store), and a ring for each device."""
-        from woodfrog._native import transfer
-
+        """Every chunk of GPU memory found (from a remote store, on its way), and a ring for each device."""
         assert self._data is not None
         assert self._notes is not None
         image, data, notes = self._opened, self._data, self._notes
-        fetching = transfer.Progress()
-        with self.runner.counting("prepare", JointProgress([fetching])):
-            self._located = image.locate_gpu(fetching)
         self._work = Path(notes.directory)
         self._work.mkdir(mode=0o700, exist_ok=True)
         self._cpu_folder = CpuFolder.make(self._work, self._images.store, image.manifest.cpu_bytes)
+        self._arriving = image.locate_gpu_ahead()
         sizes = {part.number: part.size_bytes for part in data.parts}
         rings = take_rings(self._context.arenas, sizes, notes.user, image.manifest.chunk_bytes)
         self._rings = [rings[part.number] for part in data.parts]
@@ -238,15 +234,14 @@ class Restore:
         data, manifest = self._data, self._opened.manifest
         if not data.parts:
             return
-        assert self._located is not None
-        progress = data.new_progress()
+        assert self._arriving is not None
+        progress = data.new_progress(whole=True)
         with self.runner.counting("refill", progress):
             data.refill_from_packs(
                 self._context.arenas,
                 self._rings,
                 manifest.digests,
-                self._located.locations,
-                self._located.packs,
+                self._arriving,
                 manifest.chunk_bytes,
                 progress,
             )
@@ -312,7 +307,8 @@ class Restore:
 
     def _commit(self) -> None:
         # What is needed afterwards is looked up before: once the target runs, nothing here may fail and end it again.
-        last = LastImage(self._opened.reference, self._opened.manifest.stats.gpu.new)
+        stats = self._opened.manifest.stats
+        last = LastImage(self._opened.reference, stats.gpu.new, stats.cpu.new)
         self._target.return_and_resume()
         notes = self._target.notes
         self._context.history.record(notes.pid, notes.start_ticks, self._store_url, last)

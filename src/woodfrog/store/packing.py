@@ -18,10 +18,11 @@ from woodfrog._native.transfer import Arena, Progress, write_pack
 from woodfrog.faults import fault_point
 from woodfrog.store import files, keys, space
 from woodfrog.store.indexes import IndexedPack
-from woodfrog.store.records import CHUNK_BYTES, stored_sizes_of
+from woodfrog.store.records import CHUNK_BYTES, raw_sizes_of, stored_sizes_of
 from woodfrog.store.tiers.protocol import TemporaryFile, Tier
 
 _IN_FLIGHT = 2  # packs being made durable beside those being filled: bounds the room that a remote tier's spool takes
+PACKS_ON_THE_WAY = _IN_FLIGHT + 1  # the most that are in files of their own, on a remote tier
 _MOST_LANES = 16  # a tmpfs takes 2 GB/s into one file; memory carries no more than that many
 _LANE_BYTES = 64 << 20  # less than this for each is not worth a lane: a pack of its own, and a thread
 
@@ -84,7 +85,7 @@ class Packer:
         if compress == "auto" and self._in_memory:
             compress = "none"  # memory is faster than any of them, on the way in and out
         processors = threads or len(os.sched_getaffinity(0))
-        lanes = self._lanes(len(chunks) // CHUNK_BYTES * self._chunk_bytes, processors)
+        lanes = self._lanes(sum(raw_sizes_of(chunks)), processors)
         job = _Job(sources, compress, level, max(1, processors // lanes), progress, threading.Event())
         if lanes == 1:
             done = self._write_lane(chunks, job)
@@ -152,6 +153,7 @@ class Packer:
                         job.sources,
                         compress=job.compress,
                         level=job.level,
+                        cached=not self._tier.local,  # only read again, to be sent
                         threads=job.threads,
                         progress=job.progress,
                     )

@@ -43,6 +43,11 @@ def stored_sizes_of(records: bytes) -> memoryview:
     return memoryview(records).cast("I")[10::14]
 
 
+def raw_sizes_of(chunks: bytes) -> memoryview:
+    """The sizes (u32) of chunk records."""
+    return memoryview(chunks).cast("I")[10::12]
+
+
 def locations_of(records: bytes, pack: int) -> bytes:
     """Where the chunks of pack records are, with that number for their pack."""
     count = len(records) // RECORD_BYTES

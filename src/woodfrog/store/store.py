@@ -21,6 +21,7 @@ from woodfrog.store.catalogue import Catalogue
 from woodfrog.store.config import Config
 from woodfrog.store.entries import Entry, OpenManifest
 from woodfrog.store.holds import SharedHolds
+from woodfrog.store.packing import PACKS_ON_THE_WAY
 from woodfrog.store.reader import Reader
 from woodfrog.store.session import WriteSession
 from woodfrog.store.tiers.protocol import Digests, Tier
@@ -256,10 +257,13 @@ class Store:
         """What can still be written; None where nobody knows (s3)."""
         return self._tier.free_bytes()
 
-    def require(self, size_bytes: int, what: str) -> None:
-        """NoSpaceError unless that much more fits. `what` is the subject of the sentence."""
-        if self._tier.path is not None:
-            space.require(self._tier.path, size_bytes, what)
+    def require(self, size_bytes: int, what: str, *, work_bytes: int = 0) -> None:
+        """NoSpaceError unless `size_bytes` more fit into packs, and beside them `work_bytes` into directories of the
+        store's (a remote one's are on a local disk, where packs on their way are too). `what` is the subject of the
+        sentence."""
+        if self._tier.path is None:
+            size_bytes = min(size_bytes, PACKS_ON_THE_WAY * self._tier.pack_bytes)
+        space.require(self._tier.path or self._tier.spool, size_bytes + work_bytes, what)
 
     def is_current(self) -> bool:
         """Whether its path still leads to the place that it has open."""

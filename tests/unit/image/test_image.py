@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 import small_images
+from damage import damage_chunk
 
 from woodfrog.errors import BadImageError, NotFoundError, RefusedError, WoodfrogError
+from woodfrog.image import chunks
+from woodfrog.image.diff import diff
 from woodfrog.image.repository import ImageRepository
 
 
@@ -182,3 +185,32 @@ def test_an_image_with_chunks_of_another_size_than_its_store_is_refused(path: Pa
         (place / "1").chmod(0o600)
         with pytest.raises(BadImageError, match="chunks of"):
             other.open("small@1")
+
+
+def test_a_file_with_chunks_of_its_own_sizes_comes_back_and_shares_what_did_not_change(tmp_path: Path) -> None:
+    page = 4096
+    pages = [small_images.pattern(page, seed) for seed in range(10)]
+    before, after = b"".join(pages), b"".join([small_images.pattern(page, 99), *pages])
+    cuts = [[4 * page, 4 * page, 2 * page], [page, 4 * page, 4 * page, 2 * page]]
+    with ImageRepository(tmp_path / "store") as store:
+        for data, sizes in zip((before, after), cuts, strict=True):
+            with store.begin("small") as writer:
+                small_images.fill(writer)
+                (writer.directory / "cpu" / "pages-1.img").write_bytes(data)
+                packed = {"pages-1.img": (chunks.packed(sizes), 101)}
+                committed = writer.commit(small_images.manifest(), cuts=packed)
+        assert committed.manifest.stats.cpu.new == page  # the one that came, though all others have moved
+        with store.open("small@2") as image:
+            assert image.verify() == []
+            image.extract_cpu(tmp_path)
+            assert (tmp_path / "pages-1.img").read_bytes() == after
+            record = next(record for record in image.cpu_files() if record.path == "pages-1.img")
+            assert (list(chunks.positions_of(record.sizes)), record.pid) == (cuts[1], 101)
+            damage_chunk(store, record.digests[-32:])
+        with store.open("small@2") as image:
+            (problem,) = image.verify()
+            assert (problem.path, problem.chunk) == ("cpu/pages-1.img", 3)
+            assert f"at byte {9 * page}" in problem.what
+        changed = diff(store.manifest("small@1"), store.manifest("small@2"))
+        mine = {one.pid: one for one in changed.processes}[101]
+        assert (mine.state, mine.changed_bytes, mine.new_bytes) == ("changed", page, page)

@@ -10,6 +10,7 @@ import small_images
 
 from woodfrog.errors import BadImageError
 from woodfrog.image import validate
+from woodfrog.image.chunks import packed
 from woodfrog.image.manifest import Allocations, CpuState, FileRecord, Handle, Manifest
 
 GOOD = small_images.manifest()
@@ -30,6 +31,13 @@ def cpu_with(*paths: str) -> CpuState:
 
 def columns(**changes: bytes) -> Allocations:
     return msgspec.structs.replace(GOOD.allocations, **changes)
+
+
+def cpu_cut(*sizes: int, digests: int | None = None, size_bytes: int = 3 * 4096, column: bytes = b"") -> CpuState:
+    """One file with chunks of its own sizes."""
+    count = len(sizes) if digests is None else digests
+    record = FileRecord(path="a", size_bytes=size_bytes, digests=b"x" * 32 * count, sizes=packed(sizes) + column)
+    return CpuState(version="4.1", root_pid=100, files=[record])
 
 
 CONTRADICTIONS: dict[str, dict[str, Any]] = {
@@ -70,6 +78,13 @@ CONTRADICTIONS: dict[str, dict[str, Any]] = {
     "digests of an empty file": {
         "cpu": CpuState(version="4.1", root_pid=100, files=[FileRecord(path="a", size_bytes=0, digests=b"x" * 32)])
     },
+    "chunks that are less than their file": {"cpu": cpu_cut(4096, 4096)},
+    "chunks that are more than their file": {"cpu": cpu_cut(4096, 2 * 4096, 1)},
+    "more chunks than digests": {"cpu": cpu_cut(4096, 4096, 4096, digests=2)},
+    "a chunk of no size": {"cpu": cpu_cut(4096, 0, 2 * 4096)},
+    "a chunk larger than chunks are": {"cpu": cpu_cut(2 * SIZE, size_bytes=2 * SIZE)},
+    "a chunk that ends within a page": {"cpu": cpu_cut(4097, 2 * 4096 - 1)},
+    "half a size": {"cpu": cpu_cut(3 * 4096, column=b"xx")},
 }
 
 
@@ -93,3 +108,8 @@ def test_a_contradiction_is_refused_with_a_reason(changes: dict[str, Any]) -> No
 def test_flags_that_do_not_say_what_the_fields_say_are_refused(bit: int) -> None:
     with pytest.raises(BadImageError, match="flags"):
         validate.validate(GOOD, GOOD.features ^ bit)
+
+
+def test_chunks_of_a_files_own_sizes_are_accepted() -> None:
+    with_flags(msgspec.structs.replace(GOOD, cpu=cpu_cut(4096, 2 * 4096)))
+    with_flags(msgspec.structs.replace(GOOD, cpu=cpu_cut(2 * 4096, 100, size_bytes=2 * 4096 + 100)))

@@ -142,6 +142,14 @@ def new_file(directory: Path) -> Iterator[int]:
     os.close(fd)
 
 
+@contextlib.contextmanager
+def reading(fd: int) -> Iterator[int]:
+    """The same file, open for reading only."""
+    again = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
+    yield again
+    os.close(again)
+
+
 def content(fd: int) -> bytes:
     return os.pread(fd, os.fstat(fd).st_size + 1, 0)
 

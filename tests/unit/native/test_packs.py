@@ -7,6 +7,7 @@ import mmap
 import os
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from woodfrog._native import transfer
 
 from . import packing
-from .packing import CHUNK, KIB, MIB, PAGE, digest, filled, floats, new_file, noise, text
+from .packing import CHUNK, KIB, MIB, PAGE, digest, filled, floats, new_file, noise, reading, text
 
 MODES = ["none", "lz4", "zstd", "auto"]
 SIZES = [1, 15, 16, 17, 255, PAGE - 1, PAGE, PAGE + 1, 64 * KIB - 1, 64 * KIB, 100_001, MIB]
@@ -72,13 +73,15 @@ def test_chunks_come_back_into_the_arena_and_into_files(fd: int, other_fd: int, 
     chunk = 64 * KIB
     contents = [data[at : at + chunk] for at in range(0, len(data), chunk)]
     index = transfer.ChunkIndex(chunk)
-    with filled(contents) as source:
+    with filled(contents) as source, ExitStack() as stack:
         missing = packing.numbers(index.missing(source.digests))
         assert len(missing) == len(contents) - (MIB // chunk - 1), "chunks of zeros are not to be stored"
         chosen = b"".join(source.chunks[at * 48 : at * 48 + 48] for at in missing)
         packed, _ = transfer.write_pack(fd, chosen, [source.arena], compress=mode, threads=threads)
         index.add(3, packed)
         where = index.find(source.digests)
+        # Open for reading only, as packs of a local store are: past the page cache.
+        fd = stack.enter_context(reading(fd))
         assert transfer.check_packs(source.digests, where, {3: fd}) == []
         progress = transfer.Progress()
         target = transfer.Arena(-(-len(data) // PAGE) * PAGE)
@@ -316,3 +319,34 @@ def test_digests_of_files_are_those_of_their_chunks(fd: int, other_fd: int) -> N
     assert progress.bytes_done == progress.bytes_total == sum(map(len, parts))
     with pytest.raises(transfer.TransferError, match="ends at offset"):
         transfer.hash_pieces([(other_fd, 0, 778)], chunk_bytes=16 * KIB)
+
+
+def test_files_are_cut_into_chunks_of_sizes_that_are_given(fd: int, other_fd: int, tmp_path: Path) -> None:
+    first, second = noise(5 * PAGE), noise(2 * PAGE + 7, 1)
+    os.pwrite(other_fd, first + second, 0)
+    pieces = [(other_fd, 0, len(first)), (other_fd, len(first), len(second))]
+    sizes = [PAGE, 3 * PAGE, PAGE, 2 * PAGE, 7]
+    digests = transfer.hash_pieces(pieces, chunk_bytes=16 * KIB, sizes=packing.sizes(sizes))
+    whole, at, expected = first + second, 0, b""
+    rows = []
+    for size in sizes:
+        expected += digest(whole[at : at + size])
+        rows.append(CHUNK.pack(digest(whole[at : at + size]), at, size, 0))
+        at += size
+    assert digests == expected
+    packed, _ = transfer.write_pack(fd, b"".join(rows), [other_fd], cached=True)
+    where = packing.locate(packed)
+    with new_file(tmp_path) as out:
+        there = [(out, 0, len(first)), (out, len(first), len(second))]
+        transfer.extract_from_packs(there, digests, where, {0: fd}, chunk_bytes=16 * KIB, sizes=packing.sizes(sizes))
+        assert packing.content(out) == whole
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [[], [2 * PAGE], [3 * PAGE + 1], [PAGE, 0, PAGE, PAGE + 1], [100, 3 * PAGE - 99], [5 * PAGE], [PAGE] * 4 + [1]],
+)
+def test_sizes_that_do_not_make_up_the_pieces_are_refused(other_fd: int, sizes: list[int]) -> None:
+    os.pwrite(other_fd, noise(3 * PAGE + 1), 0)
+    with pytest.raises(transfer.TransferError):
+        transfer.hash_pieces([(other_fd, 0, 3 * PAGE + 1)], chunk_bytes=2 * PAGE, sizes=packing.sizes(sizes))

@@ -13,9 +13,11 @@ from store_images import CHUNK_BYTES, digests_of, pattern, references, sizes_of
 from store_places import Place
 
 from woodfrog import faults
+from woodfrog._native import transfer
 from woodfrog._native.transfer import IntegrityError
 from woodfrog.errors import BadImageError, NotFoundError, RefusedError, UsageError
 from woodfrog.store import keys
+from woodfrog.store import reader as reading
 from woodfrog.store.open import open_store
 from woodfrog.store.records import ABSENT, ZERO, chunk_table, pack_column
 from woodfrog.store.store import Store
@@ -88,6 +90,34 @@ def test_a_pack_reads_back_whole_and_only_in_its_own_size(store: Store) -> None:
         tier.open_pack(keys.pack_key(name), len(data) + 1)
     with pytest.raises(NotFoundError):
         tier.open_pack(keys.pack_key(b"\1" * 32), 1)
+
+
+@pytest.mark.parametrize("batch", [CHUNK_BYTES, 3 * CHUNK_BYTES, 1 << 30])
+def test_chunks_can_be_read_batch_by_batch_while_the_rest_arrives(
+    store: Store, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "BATCH_BYTES", batch)
+    data = DATA + bytes(2 * CHUNK_BYTES) + DATA[:CHUNK_BYTES] + b"short"
+    store_images.write(store, data)
+    found, sizes = digests_of(data), sizes_of(data)
+    with store.reader() as reader:
+        arriving = reader.locate_ahead(found, sizes)
+        assert [first for first, _ in arriving.batches[1:]] == [end for _, end in arriving.batches[:-1]]
+        assert (arriving.batches[0][0], arriving.batches[-1][1]) == (0, len(found) // 32)
+        fd = os.memfd_create("read")
+        for number, (first, end) in enumerate(arriving.batches):
+            arriving.wait(number)
+            begin, stop = first * CHUNK_BYTES, min(end * CHUNK_BYTES, len(data))
+            transfer.extract_from_packs(
+                [(fd, begin, stop - begin)], found[first * 32 : end * 32],
+                arriving.locations[first * 32 : end * 32], arriving.packs, chunk_bytes=CHUNK_BYTES,
+            )  # fmt: skip
+        assert os.pread(fd, len(data) + 1, 0) == data
+        os.close(fd)
+        assert reader.locate_ahead(b"", b"").packs == {}
+        with pytest.raises(BadImageError, match="1 of 1"):
+            reader.locate_ahead(digests_of(OTHER[-CHUNK_BYTES:]))
+    assert list(store.tier.spool.iterdir()) == []
 
 
 def test_a_pack_takes_the_place_of_a_damaged_one_of_its_name(store: Store) -> None:

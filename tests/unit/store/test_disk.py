@@ -291,7 +291,9 @@ def test_room_is_asked_for_before_anything_is_written(tmp_path: Path) -> None:
         store.require(1, "the image")
         with pytest.raises(NoSpaceError, match="the image needs") as raised:
             store.require(free * 2, "the image")
-    assert raised.value.details["needed_bytes"] == free * 2
+        with pytest.raises(NoSpaceError) as beside:
+            store.require(free, "the image", work_bytes=free)
+    assert raised.value.details["needed_bytes"] == beside.value.details["needed_bytes"] == free * 2
 
 
 def test_the_environment_chooses_the_default_place(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

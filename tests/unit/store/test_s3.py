@@ -7,6 +7,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,9 +18,12 @@ from s3_server import S3Server
 from store_images import CHUNK_BYTES, pattern, references
 from store_places import Place
 
-from woodfrog.errors import BadImageError, RefusedError, WoodfrogError
-from woodfrog.store import keys
+from woodfrog._native.transfer import CancelledError, Progress
+from woodfrog.errors import BadImageError, NoSpaceError, NotFoundError, RefusedError, WoodfrogError
+from woodfrog.store import keys, space
+from woodfrog.store import reader as reading
 from woodfrog.store.open import open_store
+from woodfrog.store.packing import PACKS_ON_THE_WAY
 from woodfrog.store.store import Store
 from woodfrog.store.tiers import object_lock, s3
 
@@ -157,6 +161,43 @@ def test_a_download_that_ends_early_is_repeated_or_told(behind: Callable[[], Sto
     assert judge.left == 0
 
 
+def test_a_batch_that_does_not_arrive_is_told_by_whoever_waits_for_it(
+    behind: Callable[[], Store], proxy: FailingProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "BATCH_BYTES", CHUNK_BYTES)
+    store = behind()
+    store_images.write(store, DATA)
+    with store.reader() as reader:
+        judge = Times("GET", "/packs/", [404])
+        proxy.judge = judge
+        arriving = reader.locate_ahead(store_images.digests_of(DATA))
+        failures = []
+        for batch in range(len(arriving.batches)):
+            try:
+                arriving.wait(batch)
+            except NotFoundError as error:
+                failures.append(error)
+        assert (len(failures), judge.left) == (1, 0)
+    assert list(store.tier.spool.iterdir()) == []
+
+
+def test_who_waits_for_what_hangs_can_be_cancelled_and_the_reader_closed(
+    behind: Callable[[], Store], proxy: FailingProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = behind()
+    store_images.write(store, DATA)
+    goes_on = threading.Event()
+    monkeypatch.setattr(type(store.tier), "_fetch", lambda *_: goes_on.wait(60))
+    progress = Progress()
+    with store.reader() as reader:
+        arriving = reader.locate_ahead(store_images.digests_of(DATA))
+        progress.cancel()
+        with pytest.raises(CancelledError):
+            arriving.wait(0, progress)
+        goes_on.set()
+    assert list(store.tier.spool.iterdir()) == []
+
+
 def test_a_server_that_is_not_there_is_said_to_be(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(s3, "RETRY_S", 0.5)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")  # tcpmux: nobody listens
@@ -236,3 +277,14 @@ def test_a_range_beyond_the_end_is_damage(make_place: Callable[[str], Place]) ->
     with pytest.raises(BadImageError, match="ends at 1000"):
         pack.fetch([(900, 200)])
     pack.close()
+
+
+def test_room_on_the_local_disk_is_asked_for_packs_on_their_way_and_files_beside_them(
+    make_place: Callable[[str], Place],
+) -> None:
+    store = make_place("s3").open()
+    free = space.free_bytes(store.tier.spool)
+    store.require(1000 * free, "the image")  # goes out pack by pack
+    with pytest.raises(NoSpaceError, match="the image needs") as raised:
+        store.require(1000 * free, "the image", work_bytes=free)
+    assert raised.value.details["needed_bytes"] == free + PACKS_ON_THE_WAY * s3.PACK_BYTES

@@ -37,7 +37,8 @@ from woodfrog.store.tiers.protocol import Listed, TemporaryFile
 
 PACK_BYTES = 128 << 20  # an interrupted upload of a pack is begun anew: this much is lost at most
 PART_BYTES = 16 << 20  # of uploads and downloads: S3 asks for 5 MiB and more, and a link is filled by a few of these
-PARTS_IN_FLIGHT = 8
+PARTS_IN_FLIGHT = 8  # of one upload; two packs are sent at a time
+RANGES_IN_FLIGHT = 16  # of all downloads
 _GAP_BYTES = 1 << 20  # ranges closer than that are fetched as one: a request costs about as much as this
 RETRY_S = 120.0  # how long a request is repeated before the failure is told
 _PAUSE_S = 0.1  # the first pause before repeating; each further one may be twice as long
@@ -66,7 +67,7 @@ class S3Tier:
         self._once = _client(match[1], "/".join(parts), repeat=False)
         self._repeating = _client(match[1], "/".join(parts), repeat=True)
         self._scratch: Scratch = default_scratch()
-        self._pool = ThreadPoolExecutor(PARTS_IN_FLIGHT, thread_name_prefix="woodfrog-s3")
+        self._pool = ThreadPoolExecutor(RANGES_IN_FLIGHT, thread_name_prefix="woodfrog-s3")
         self._skew_s = 0.0
 
     @property
@@ -306,6 +307,7 @@ class S3Pack:
         self._key = key
         self._file = tier.new_file()
         self._fetched: set[tuple[int, int]] = set()
+        self._lock = threading.Lock()  # several threads may fetch: what two want at once comes twice
         os.ftruncate(self._file.fd, size_bytes)
 
     @property
@@ -313,9 +315,11 @@ class S3Pack:
         return self._file.fd
 
     def fetch(self, ranges: Iterable[tuple[int, int]], progress: Progress | None = None) -> None:
-        wanted = set(ranges) - self._fetched
+        with self._lock:
+            wanted = set(ranges) - self._fetched
         self._tier.fetch(self._key, self._file.fd, wanted, progress)
-        self._fetched |= wanted
+        with self._lock:
+            self._fetched |= wanted
 
     def close(self) -> None:
         self._file.close()

@@ -1,0 +1,183 @@
+"""CRIU's pages are cut by address: pages that come and go change the chunks around them, and no others.
+
+More examples: WOODFROG_PAGEMAP_EXAMPLES (default 60).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import struct
+from array import array
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from woodfrog.cpu import pagemap
+
+EXAMPLES = int(os.environ.get("WOODFROG_PAGEMAP_EXAMPLES", "60"))
+COMMON, PAGEMAP = 0x54564319, 0x56084025
+PAGE = os.sysconf("SC_PAGE_SIZE")
+PAGES_IN_WINDOW = 4
+WINDOW = PAGES_IN_WINDOW * PAGE
+BASE = 0x7F00_0000_0000
+PRESENT, LAZY, PARENT = 4, 2, 1
+
+examples = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def fields(**numbers: int) -> bytes:
+    """A message of numbers; their names are f1, f2 …"""
+    return b"".join(varint(int(name[1:]) << 3) + varint(value) for name, value in numbers.items())
+
+
+def image(*records: bytes) -> bytes:
+    return struct.pack("<II", COMMON, PAGEMAP) + b"".join(struct.pack("<I", len(one)) + one for one in records)
+
+
+def entry(address: int, pages: int, flags: int = PRESENT) -> bytes:
+    """As CRIU 4 writes it."""
+    return fields(f1=address, f2=pages, f4=flags, f5=pages)
+
+
+def runs(numbers: set[int]) -> list[tuple[int, int]]:
+    """(first, count) of runs of page numbers."""
+    found: list[tuple[int, int]] = []
+    for number in sorted(numbers):
+        if found and sum(found[-1]) == number:
+            found[-1] = (found[-1][0], found[-1][1] + 1)
+        else:
+            found.append((number, 1))
+    return found
+
+
+def content(number: int) -> bytes:
+    return random.Random(number).randbytes(16) * (PAGE // 16)
+
+
+def dump(folder: Path, numbers: set[int], pid: int = 7, pages_id: int = 1) -> bytes:
+    """What CRIU writes for a process with these pages; the pages file's bytes."""
+    folder.mkdir(exist_ok=True)
+    data = b"".join(content(number) for number in sorted(numbers))
+    (folder / f"pages-{pages_id}.img").write_bytes(data)
+    records = [entry(BASE + first * PAGE, count) for first, count in runs(numbers)]
+    (folder / f"pagemap-{pid}.img").write_bytes(image(fields(f1=pages_id), *records))
+    return data
+
+
+def sizes_of(cut: pagemap.PagesCut) -> array[int]:
+    return array("I", cut.sizes)
+
+
+def chunks(data: bytes, sizes: array[int]) -> list[bytes]:
+    ends = [0]
+    for size in sizes:
+        ends.append(ends[-1] + size)
+    return [data[begin:end] for begin, end in pairwise(ends)]
+
+
+pages = st.sets(st.integers(0, 60), min_size=1)
+
+
+@examples
+@given(pages)
+def test_each_chunk_holds_the_pages_of_one_window(tmp_path: Path, numbers: set[int]) -> None:
+    data = dump(tmp_path, numbers)
+    ((name, cut),) = pagemap.cuts(tmp_path, WINDOW).items()
+    assert (name, cut.pid) == ("pages-1.img", 7)
+    windows: dict[int, bytes] = {}
+    for number in sorted(numbers):
+        window = number // PAGES_IN_WINDOW
+        windows[window] = windows.get(window, b"") + content(number)
+    assert chunks(data, sizes_of(cut)) == list(windows.values())
+
+
+@examples
+@given(pages, st.sets(st.integers(0, 60)), st.sets(st.integers(0, 60)))
+def test_pages_that_come_and_go_change_only_the_chunks_of_their_windows(
+    tmp_path: Path, numbers: set[int], come: set[int], go: set[int]
+) -> None:
+    after = (numbers | come) - go
+    if not after:
+        return
+    made = []
+    for index, those in enumerate((numbers, after)):
+        folder = tmp_path / str(index)
+        data = dump(folder, those)
+        made.append(set(chunks(data, sizes_of(pagemap.cuts(folder, WINDOW)["pages-1.img"]))))
+    touched = {number // PAGES_IN_WINDOW for number in numbers ^ after}
+    assert len(made[1] - made[0]) <= len(touched)
+
+
+def test_large_ranges_and_ranges_of_other_kinds_are_understood(tmp_path: Path) -> None:
+    """Lazy pages are in the file; pages that are in a parent, or nowhere, are not. Older CRIU writes no flags."""
+    records = [
+        fields(f1=BASE + PAGE, f2=9, f4=PRESENT | LAZY),  # 3 + 4 + 2 pages
+        fields(f1=BASE + 10 * PAGE, f2=100, f4=PARENT),
+        fields(f1=BASE + 110 * PAGE, f2=7, f4=LAZY),
+        fields(f1=BASE + 200 * PAGE, f2=1),  # no flags: present
+        fields(f1=BASE + 201 * PAGE, f2=1, f3=1),  # no flags, in the parent
+        fields(f1=BASE + 203 * PAGE, f2=0, f4=PRESENT, f5=1),  # the wide number counts
+    ]
+    (tmp_path / "pagemap-shmem-9.img").write_bytes(image(fields(f1=3), *records))
+    (tmp_path / "pages-3.img").write_bytes(bytes(11 * PAGE))
+    ((name, cut),) = pagemap.cuts(tmp_path, WINDOW).items()
+    assert (name, cut.pid) == ("pages-3.img", 0)
+    assert list(sizes_of(cut)) == [3 * PAGE, 4 * PAGE, 2 * PAGE, 2 * PAGE]
+
+
+GOOD = [fields(f1=1), entry(BASE, 2)]
+BAD: dict[str, bytes] = {
+    "empty": b"",
+    "another magic": struct.pack("<II", COMMON, PAGEMAP + 1),
+    "no head": image(),
+    "a head without a number": image(b"", entry(BASE, 2)),
+    "cut off": image(*GOOD)[:-1],
+    "a record that claims too much": image(*GOOD) + struct.pack("<I", 1 << 31),
+    "no address": image(fields(f1=1), fields(f2=2, f4=PRESENT)),
+    "no length": image(fields(f1=1), fields(f1=BASE, f4=PRESENT)),
+    "no pages": image(*GOOD, entry(BASE + 2 * PAGE, 0)),
+    "more than the file has": image(fields(f1=1), entry(BASE, 3)),
+    "less than the file has": image(fields(f1=1), entry(BASE, 1)),
+    "enormously more": image(fields(f1=1), entry(0, (1 << 64) - 1)),
+    "descending": image(fields(f1=1), entry(BASE + PAGE, 1), entry(BASE, 1)),
+    "a page twice": image(fields(f1=1), entry(BASE, 1), entry(BASE, 1)),
+    "no page's address": image(fields(f1=1), entry(BASE + 1, 2)),
+    "text for a number": image(fields(f1=1), varint(1 << 3 | 2) + b"\x01x" + fields(f5=2, f4=PRESENT)),
+    "the pages of nobody": image(fields(f1=2), entry(BASE, 2)),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_a_pagemap_that_is_not_understood_cuts_nothing(tmp_path: Path, what: str) -> None:
+    (tmp_path / "pages-1.img").write_bytes(bytes(2 * PAGE))
+    (tmp_path / "pagemap-7.img").write_bytes(image(*GOOD))
+    assert pagemap.cuts(tmp_path).keys() == {"pages-1.img"}
+    (tmp_path / "pagemap-7.img").write_bytes(BAD[what])
+    assert pagemap.cuts(tmp_path) == {}
+
+
+def test_pages_that_several_claim_are_nobodys(tmp_path: Path) -> None:
+    for count in range(2, 5):
+        dump(tmp_path, {1, 2}, pid=count)
+        assert len(pagemap.cuts(tmp_path)) == (1 if count == 2 else 0)
+
+
+@examples
+@given(st.binary(max_size=200), st.booleans())
+def test_any_bytes_are_answered(tmp_path: Path, data: bytes, framed: bool) -> None:
+    (tmp_path / "pages-1.img").write_bytes(bytes(2 * PAGE))
+    (tmp_path / "pagemap-7.img").write_bytes(image(fields(f1=1), data) if framed else data)
+    for cut in pagemap.cuts(tmp_path).values():
+        assert sum(sizes_of(cut)) == 2 * PAGE
