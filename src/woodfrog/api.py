@@ -193,12 +193,15 @@ def checkpoint(
     timeout: float = DEFAULT_TIMEOUT_S,
     compress: str = "auto",
     incremental: bool = True,
+    concurrent: str = "auto",
     on_event: OnEvent | None = None,
 ) -> CheckpointResult:
     """Write an image of a running target (a Target, a pid, or a name). `stop` (or leave_running=False) ends it once the
     image is durable. `cpu=False` leaves the CPU side out: such an image holds GPU memory only. `timeout` (seconds)
     bounds the wait for the target's work in flight. `compress`: auto, none, lz4, zstd or zstd:LEVEL. Only what the
-    store does not have is moved; without `incremental` all GPU memory is, and is compared in host memory."""
+    store does not have is moved; without `incremental` all GPU memory is, and is compared in host memory. `concurrent`:
+    "copy" lets the target run on beside a copy of what is new in the GPU's memory, "stop" only when that is out of it,
+    "auto" copies as much as there is room for; the result's `concurrent` says what was done."""
     params = {
         "target": _target(target),
         "stop": stop or not leave_running,
@@ -208,6 +211,7 @@ def checkpoint(
         "timeout_s": float(timeout),
         "compress": compress,
         "incremental": incremental,
+        "concurrent": concurrent,
     }
     return _call("checkpoint", params, on_event, CheckpointResult)
 

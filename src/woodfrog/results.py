@@ -26,6 +26,10 @@ class CheckpointResult(_Jsonable):
     state: str = ""  # of the target now: errors.TargetState
     stopped: bool = False
     stall_s: float = 0.0  # how long the target waited
+    stall_parts: dict[str, float] = field(default_factory=dict)  # of it; `data`: for what was new to leave its memory
+    # For each GPU: device, way (copy, stop, copy and stop), copied_bytes (drained while it ran), drained_bytes (before
+    # it did), free_bytes and allowed_bytes (of the GPU's memory then, for copies).
+    concurrent: list[dict[str, Any]] = field(default_factory=list)
     bytes: int = 0  # GPU memory and CPU side together
     gpu_bytes: int = 0
     cpu_bytes: int = 0

@@ -19,7 +19,10 @@ from woodfrog.operations.fault_points import PHASES
 # What each way through an operation passes; the others of its phases belong to another way.
 WAYS: dict[str, tuple[str, tuple[str, ...]]] = {
     "checkpoint": ("checkpoint", tuple(phase for phase in PHASES["checkpoint"] if phase != "end")),
-    "checkpoint and stop": ("checkpoint", tuple(phase for phase in PHASES["checkpoint"] if phase != "return")),
+    "checkpoint and stop": (
+        "checkpoint",
+        tuple(phase for phase in PHASES["checkpoint"] if phase not in ("capture", "return")),
+    ),
     "suspend": ("suspend", PHASES["suspend"]),
     "resume": ("resume", PHASES["resume"]),
     "restore": ("restore", PHASES["restore"]),

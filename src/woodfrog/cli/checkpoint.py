@@ -22,6 +22,14 @@ def checkpoint(
         bool,
         typer.Option("--incremental/--full", help="Move only what the store does not have, or all of it, to compare."),
     ] = True,
+    concurrent: Annotated[
+        str,
+        typer.Option(
+            "--concurrent",
+            metavar="WAY",
+            help="copy: the target runs on beside a copy in the GPU's memory; stop: it waits for its data; auto.",
+        ),
+    ] = "auto",
     every: Annotated[
         str | None,
         typer.Option(
@@ -50,6 +58,7 @@ def checkpoint(
             if stop:
                 raise UsageError("a target that is stopped cannot be checkpointed again", advice="leave out --stop")
             options = {"cpu": cpu, "timeout": timeout, "compress": compress, "incremental": incremental}
+            options |= {"concurrent": concurrent}
             periodic.until_end(
                 target, every, max_overhead, keep_last, store=store, name=name, as_json=as_json, **options
             )
@@ -66,6 +75,7 @@ def checkpoint(
                 timeout=timeout,
                 compress=compress,
                 incremental=incremental,
+                concurrent=concurrent,
                 on_event=on_event,
             )
         if as_json:
@@ -77,4 +87,10 @@ def checkpoint(
         new_bytes = result.gpu_new_bytes + result.cpu_new_bytes
         new = f"{human_bytes(new_bytes)} new, {human_bytes(result.stored_bytes)} stored"
         ran_on = f"the target waited {result.stall_s:.3f} s and runs on"
+        for device in result.concurrent if not result.stopped else ():
+            if device["drained_bytes"] and device["copied_bytes"]:
+                output.say(
+                    f"GPU {device['device']}: a copy of {human_bytes(device['copied_bytes'])} of what was new fitted "
+                    f"into its memory; the target waited for {human_bytes(device['drained_bytes'])} to drain"
+                )
         output.say(f"{result.image}: {size}; {new}; {'the target was stopped' if result.stopped else ran_on}")

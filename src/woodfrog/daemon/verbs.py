@@ -15,6 +15,7 @@ from woodfrog.errors import NotFoundError, RefusedError, TargetState, UsageError
 from woodfrog.image.writer import parse_compression
 from woodfrog.operations import room
 from woodfrog.operations.checkpoint import Checkpoint, CheckpointRequest
+from woodfrog.operations.concurrent import check_way
 from woodfrog.operations.manifest import version
 from woodfrog.operations.phases import Runner
 from woodfrog.operations.restore import Restore, RestoreRequest
@@ -71,7 +72,8 @@ class Verbs:
 
     def checkpoint(self, call: Call) -> dict[str, Any]:
         params = call.params
-        refuse_unknown(params, {"target", "stop", "cpu", "store", "name", "timeout_s", "compress", "incremental"})
+        known = {"target", "stop", "cpu", "store", "name", "timeout_s", "compress", "incremental", "concurrent"}
+        refuse_unknown(params, known)
         target = self._running(params, "checkpoint")
         request = CheckpointRequest(
             root_pid=target.root_pid,
@@ -82,8 +84,10 @@ class Verbs:
             timeout_s=_timeout(params),
             compress=optional(params, "compress", str, "auto"),
             incremental=optional(params, "incremental", bool, True),
+            concurrent=optional(params, "concurrent", str, "auto"),
         )
         parse_compression(request.compress)
+        check_way(request.concurrent, stop=request.stop)
 
         def make() -> Operation:
             self._require_running(target, "checkpoint")

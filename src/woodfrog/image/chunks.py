@@ -42,13 +42,18 @@ class Cut:
 
     def bytes_at(self, positions: Sequence[int]) -> int:
         """How many bytes the chunks at these ascending positions have."""
-        total = len(positions) * self.chunk_bytes
+        short = self.short_among(positions)
+        return len(positions) * self.chunk_bytes - sum(self.chunk_bytes - self.sizes[positions[at]] for at in short)
+
+    def short_among(self, positions: Sequence[int]) -> list[int]:
+        """Which of these ascending positions are of short chunks, as indices into `positions`."""
+        found = []
         for size, end in zip(self.piece_sizes, self.first[1:], strict=True):
-            if short := size % self.chunk_bytes:
+            if size % self.chunk_bytes:
                 at = bisect_left(positions, end - 1)
                 if at < len(positions) and positions[at] == end - 1:
-                    total -= self.chunk_bytes - short
-        return total
+                    found.append(at)
+        return found
 
     def offsets(self) -> array[int]:
         """Where each chunk begins in its piece."""

@@ -1,9 +1,10 @@
 """`checkpoint`: an image of a running target, which then runs on, or (`stop`) ends once the image is durable.
 
-Phases: survey, prepare, quiesce, handover, then control and cpu with import, hash and drain beside them: only what is
-new to the store crosses the bus. Leave-running goes on with return, and writes after the target runs again; stop writes
-before it commits, and ends the target last. Must never end a target without a committed image, and never commit what
-was not drained whole.
+Phases: survey, prepare, quiesce, handover, then control and cpu with import and hash beside them: only what is new to
+the store crosses the bus. Leave-running goes on with return as soon as that is captured (copied within the GPU's
+memory, or drained where that is full), and drains and writes while the target runs; stop drains and writes before it
+commits, and ends the target last. Must never end a target without a committed image, never commit what was not drained
+whole, and never let a target run before all that is new has left its memory.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from woodfrog.errors import NotFoundError, TargetState, UsageError, WoodfrogError
-from woodfrog.operations import history, room
+from woodfrog.operations import concurrent, history, room
 from woodfrog.operations import manifest as manifests
+from woodfrog.operations.concurrent import Allowance
 from woodfrog.operations.context import Context
 from woodfrog.operations.data import GpuData
 from woodfrog.operations.dump_folder import dump_folder
@@ -40,13 +42,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+STALL_PHASES = ("quiesce", "handover", "control", "cpu", "return")  # the target waits for these, one after the other
 REAP_TIMEOUT_S = 5.0  # of what is our own child; the reaper's thread does it within milliseconds
 
 
 @dataclass(frozen=True)
 class CheckpointRequest:
     """What was asked for. `store` is a path or URL, or empty for the default one; `name` empty: the target's own.
-    Without `incremental` all memory crosses the bus and is compared; what is stored is the same."""
+    Without `incremental` all memory crosses the bus and is compared; what is stored is the same. `concurrent`: how a
+    target that runs on is spared the wait for its data (operations/concurrent.py)."""
 
     root_pid: int
     stop: bool = False
@@ -56,6 +60,7 @@ class CheckpointRequest:
     timeout_s: float = 30.0
     compress: str = "auto"
     incremental: bool = True
+    concurrent: str = concurrent.AUTO
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,7 @@ class CheckpointPlan:
             "stop": self.request.stop,
             "cpu": self.request.cpu,
             "incremental": self.request.incremental,
+            "concurrent": self.request.concurrent,
             "ring": self.ring,
             "arena_bytes": sum(self.arena_bytes.values()),
             "disk_bytes": self.disk_bytes,
@@ -95,6 +101,7 @@ class Checkpoint(FreezingOperation):
         self._criu: Criu | None = None
         self._writer: ImageWriter | None = None
         self._increment: Increment | None = None
+        self._allowance: Allowance | None = None
         self._dumped: Dumped | None = None
         self._draft: manifests.Draft | None = None
         self._store_url = ""
@@ -124,16 +131,18 @@ class Checkpoint(FreezingOperation):
         handover = Phase("handover", self._handover, limit_s=limits.short_s)
         import_ = Phase("import", self._import, self._release_data, limit_s=limits.short_s)
         hash_ = Phase("hash", self._hash, limit_s=limits.long_s)
-        drain = Phase("drain", self._drain, limit_s=limits.long_s)
+        drain = Phase("drain", self._drain, self._release_copies, limit_s=limits.long_s)
         control = Phase("control", self._control, limit_s=limits.driver_s)
         cpu = [Phase("cpu", self._cpu, self._abort_writer, limit_s=limits.long_s)] if request.cpu else []
-        back = Phase("return", self._return, limit_s=limits.driver_s)
         write = Phase("write", self._write, self._abort_writer, limit_s=limits.long_s)
         commit = Phase("commit", self._commit, self._abort_writer, limit_s=limits.long_s, commits=True)
         if request.stop:
             end = Phase("end", self._end, limit_s=limits.long_s)
             return [*begin, quiesce, handover, Beside([import_, hash_, drain, write], [control, *cpu]), commit, end]
-        return [*begin, quiesce, handover, Beside([import_, hash_, drain], [control, *cpu]), back, write, commit]
+        capture = Phase("capture", self._capture, self._release_copies, limit_s=limits.long_s)
+        back = Phase("return", self._return, limit_s=limits.driver_s, after=capture.name)
+        beside = Beside([import_, hash_, capture, drain], [control, *cpu, back])
+        return [*begin, quiesce, handover, beside, write, commit]
 
     # ── phases ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -143,6 +152,7 @@ class Checkpoint(FreezingOperation):
             raise UsageError(
                 "stopping a target without its CPU side would lose it", advice="leave it running, or add it"
             )
+        concurrent.check_way(request.concurrent, stop=request.stop)
         if request.cpu:
             self._criu = context.criu()
         surveyed = survey(context, request.root_pid, image=request.cpu)
@@ -188,6 +198,10 @@ class Checkpoint(FreezingOperation):
                         context.arenas, whole_chunks(size_bytes, chunk_bytes), surveyed.user, node=node
                     )
         self._writer = self._images.begin(plan.name, compress=request.compress)
+        if not request.stop and request.concurrent != concurrent.STOP:
+            returning_bytes = surveyed.driver_bytes + room.gpu_control_state_bytes(surveyed.simulated)
+            free_bytes = {one.ordinal: context.devices.by_uuid(one.uuid).free_bytes() for one in surveyed.devices}
+            self._allowance = Allowance(free_bytes, returning_bytes)
         self._frozen = FrozenTarget(context, surveyed.notes("checkpoint", stop=request.stop, store=request.store))
         self._frozen.notes.image = plan.name
         self._frozen.notes.directory = str(self._writer.directory)
@@ -206,6 +220,9 @@ class Checkpoint(FreezingOperation):
             self._spaces,
             target.notes.user,
             everything=not self._request.incremental,
+            way=self._request.concurrent,
+            allowance=self._allowance,
+            in_background=lambda: target.resumed_at > 0.0,
         )
         target.release()
         if self._request.cpu:
@@ -228,11 +245,20 @@ class Checkpoint(FreezingOperation):
                 log_directory=folder,
             )
 
-    def _drain(self) -> None:
+    def _capture(self) -> None:
         if self._data is not None and self._increment is not None and self._data.parts:
-            progress = self._increment.drain()
-            with self.runner.counting("drain", progress):
-                self._increment.move(progress)
+            progress = self._increment.plan_capture()
+            with self.runner.counting("capture", progress):
+                self._increment.capture(progress)
+
+    def _drain(self) -> None:
+        if self._data is None or self._increment is None or not self._data.parts:
+            return
+        increment = self._increment
+        # A target that ends waits for everything, so there is nothing to capture first.
+        progress = increment.plan_capture() if self._request.stop else increment.plan_drain()
+        with self.runner.counting("drain", progress):
+            (increment.capture if self._request.stop else increment.drain)(progress)
 
     def _return(self) -> None:
         self._target.bring_back()
@@ -241,9 +267,9 @@ class Checkpoint(FreezingOperation):
 
     def _write(self) -> None:
         if self._data is not None and self._increment is not None and self._data.parts:
-            progress = self._increment.write()
+            progress = self._increment.plan_write()
             with self.runner.counting("write", progress):
-                self._increment.store(progress)
+                self._increment.write(progress)
 
     def _commit(self) -> None:
         assert self._draft is not None
@@ -276,8 +302,13 @@ class Checkpoint(FreezingOperation):
         if self._writer is not None:
             self._writer.abort()
 
+    def _release_copies(self) -> None:
+        if self._increment is not None:
+            self._increment.release()
+
     def _release(self) -> None:
         self._abort_writer()  # does nothing after the commit
+        self._release_copies()
         super()._release()
 
     @property
@@ -317,10 +348,12 @@ class Checkpoint(FreezingOperation):
             "parent": self._manifest.parent or "",
             "name": notes.name,
             "pid": notes.pid,
-            "state": TargetState.GONE if self._request.stop else TargetState.RUNNING,
+            "state": TargetState.GONE if self._request.stop or not self._target.alive else TargetState.RUNNING,
             "stopped": self._request.stop,
             "phases": dict(self.runner.times),
             "stall_s": self._target.stall_s,
+            "stall_parts": self._stall_parts(),
+            "concurrent": [way.to_dict() for way in increment.ways] if increment else [],
             "bytes": self._manifest.gpu_bytes + self._manifest.cpu_bytes,
             "gpu_bytes": self._manifest.gpu_bytes,
             "cpu_bytes": self._manifest.cpu_bytes,
@@ -332,6 +365,14 @@ class Checkpoint(FreezingOperation):
             "new_chunks": increment.new_chunk_count if increment else 0,
             "ring": increment.streamed if increment else False,
         }
+
+    def _stall_parts(self) -> dict[str, float]:
+        """What the target waited for, in seconds: phases one after the other, and `data`, for what was new to be out of
+        its memory once everything else was ready."""
+        times, waits = self.runner.times, self.runner.waits
+        parts: dict[str, float] = {name: times[name] for name in STALL_PHASES if name in times}
+        parts["data"] = waits.get("return", 0.0)
+        return parts
 
 
 def whole_chunks(size_bytes: int, chunk_bytes: int) -> int:

@@ -17,6 +17,7 @@ CHECKPOINT = (
     "control",
     "cpu",
     "hash",
+    "capture",
     "drain",
     "return",
     "write",

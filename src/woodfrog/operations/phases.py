@@ -49,18 +49,21 @@ class ProgressLike(Protocol):
 
 @dataclass(frozen=True)
 class Phase:
-    """One step. `limit_s` bounds it: when it passes, `fault_point` and cancellable copies inside it are cancelled."""
+    """One step. `limit_s` bounds it: when it passes, `fault_point` and cancellable copies inside it are cancelled.
+    `after`: of a foreground phase of Beside: it waits for the end of this phase of the background."""
 
     name: str
     do: Callable[[], None]
     undo: Callable[[], None] | None = None
     limit_s: float | None = None
     commits: bool = False
+    after: str | None = None
 
 
 @dataclass(frozen=True)
 class Beside:
-    """`background` phases, in order, on a thread of their own beside the `foreground` phases; then both are joined."""
+    """`background` phases, in order, on a thread of their own beside the `foreground` phases; then both are joined.
+    When one side fails, the other begins no further phase."""
 
     background: Sequence[Phase]
     foreground: Sequence[Phase]
@@ -78,11 +81,13 @@ class _Running:
 
 
 class Runner:
-    """Runs one operation's phases. Use once. `times` holds the seconds of every phase that ended, by name."""
+    """Runs one operation's phases. Use once. `times` holds the seconds of every phase that ended, by name; `waits`
+    those that a phase waited for another one (`Phase.after`)."""
 
     def __init__(self, operation: str, emit: Emit | None = None) -> None:
         self.operation = operation
         self.times: dict[str, float] = {}
+        self.waits: dict[str, float] = {}
         self.committed = False
         self.undo_failures: list[WoodfrogError] = []
         self._emit = emit or (lambda event: None)
@@ -203,22 +208,35 @@ class Runner:
 
     def _run_beside(self, step: Beside) -> None:
         failures: list[WoodfrogError] = []
+        ended = {phase.name: threading.Event() for phase in step.background}
+        stopped = threading.Event()
 
         def background() -> None:
             try:
                 for phase in step.background:
+                    if stopped.is_set():
+                        break
                     self._run_phase(phase)
+                    ended[phase.name].set()
             except WoodfrogError as failure:
                 failures.append(failure)
+            finally:
+                for event in ended.values():
+                    event.set()
 
         thread = threading.Thread(target=background, name=f"{self.operation}-background", daemon=True)
         thread.start()
         try:
             for phase in step.foreground:
+                if phase.after is not None:
+                    begun = time.monotonic()
+                    ended[phase.after].wait()
+                    self.waits[phase.name] = time.monotonic() - begun
                 if failures:
                     break
                 self._run_phase(phase)
         except WoodfrogError:
+            stopped.set()
             # Without this the failure would wait for a copy of many gigabytes that nobody wants any more.
             self._interrupt_all({phase.name for phase in step.background})
             raise

@@ -19,6 +19,8 @@ MIB = 1 << 20
 CONTROL_STATE_BYTES = 600 * MIB
 # What it takes on the GPU once it is back there: about the same.
 GPU_CONTROL_STATE_BYTES = 600 * MIB
+# Of a GPU's memory, left to the target while copies of its chunks lie there: what it allocates meanwhile must not fail.
+GPU_RESERVE_FRACTION = 1 / 32
 # Left for everybody else on the machine.
 HOST_RESERVE_BYTES = 256 * MIB
 
@@ -31,6 +33,11 @@ def control_state_bytes(simulated: bool) -> int:
 def gpu_control_state_bytes(simulated: bool) -> int:
     """Device memory that the driver's restore of an otherwise empty target takes."""
     return 0 if simulated else GPU_CONTROL_STATE_BYTES
+
+
+def gpu_reserve_bytes(device: Device) -> int:
+    """Of the memory of `device`: what must stay free while a target runs on beside copies of its chunks."""
+    return int(device.total_bytes * GPU_RESERVE_FRACTION)
 
 
 def host_available_bytes() -> int:
