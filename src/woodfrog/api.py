@@ -194,6 +194,7 @@ def checkpoint(
     compress: str = "auto",
     incremental: bool = True,
     concurrent: str = "auto",
+    precopy: bool = False,
     on_event: OnEvent | None = None,
 ) -> CheckpointResult:
     """Write an image of a running target (a Target, a pid, or a name). `stop` (or leave_running=False) ends it once the
@@ -201,7 +202,8 @@ def checkpoint(
     bounds the wait for the target's work in flight. `compress`: auto, none, lz4, zstd or zstd:LEVEL. Only what the
     store does not have is moved; without `incremental` all GPU memory is, and is compared in host memory. `concurrent`:
     "copy" lets the target run on beside a copy of what is new in the GPU's memory, "stop" only when that is out of it,
-    "auto" copies as much as there is room for; the result's `concurrent` says what was done."""
+    "auto" copies as much as there is room for; the result's `concurrent` says what was done. `precopy`: copies in
+    rounds while it still runs, so that less is left once it waits."""
     params = {
         "target": _target(target),
         "stop": stop or not leave_running,
@@ -212,6 +214,7 @@ def checkpoint(
         "compress": compress,
         "incremental": incremental,
         "concurrent": concurrent,
+        "precopy": precopy,
     }
     return _call("checkpoint", params, on_event, CheckpointResult)
 

@@ -30,6 +30,9 @@ class CheckpointResult(_Jsonable):
     # For each GPU: device, way (copy, stop, copy and stop), copied_bytes (drained while it ran), drained_bytes (before
     # it did), free_bytes and allowed_bytes (of the GPU's memory then, for copies).
     concurrent: list[dict[str, Any]] = field(default_factory=list)
+    # With precopy: rounds (bytes copied in each), pause_s, used_bytes (new, not copied while the target waited),
+    # stored_bytes (stored before it waited).
+    precopy: dict[str, Any] = field(default_factory=dict)
     bytes: int = 0  # GPU memory and CPU side together
     gpu_bytes: int = 0
     cpu_bytes: int = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,18 +35,17 @@ class Holds:
             try:
                 return work()
             finally:
-                os.close(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK))  # nobody waits for one who never came
+                with suppress(FileNotFoundError):  # it was there, and has gone on
+                    os.close(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK))
 
-        try:
-            with ThreadPoolExecutor(1, thread_name_prefix="held") as pool:
-                future = pool.submit(working)
-                end = os.open(pipe, os.O_WRONLY)  # returns once the daemon stands there
-                try:
-                    if future.done():
-                        future.result()
-                    yield future
-                finally:
-                    os.close(end)
-                future.result()
-        finally:
-            pipe.unlink()
+        with ThreadPoolExecutor(1, thread_name_prefix="held") as pool:
+            future = pool.submit(working)
+            end = os.open(pipe, os.O_WRONLY)  # returns once the daemon stands there, or `work` has failed
+            try:
+                if future.done():
+                    future.result()
+                yield future
+            finally:
+                pipe.unlink()
+                os.close(end)
+            future.result()

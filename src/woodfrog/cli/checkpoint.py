@@ -30,6 +30,9 @@ def checkpoint(
             help="copy: the target runs on beside a copy in the GPU's memory; stop: it waits for its data; auto.",
         ),
     ] = "auto",
+    precopy: Annotated[
+        bool, typer.Option("--precopy", help="Copy in rounds while it still runs, so that less is left once it waits.")
+    ] = False,
     every: Annotated[
         str | None,
         typer.Option(
@@ -58,7 +61,7 @@ def checkpoint(
             if stop:
                 raise UsageError("a target that is stopped cannot be checkpointed again", advice="leave out --stop")
             options = {"cpu": cpu, "timeout": timeout, "compress": compress, "incremental": incremental}
-            options |= {"concurrent": concurrent}
+            options |= {"concurrent": concurrent, "precopy": precopy}
             periodic.until_end(
                 target, every, max_overhead, keep_last, store=store, name=name, as_json=as_json, **options
             )
@@ -76,6 +79,7 @@ def checkpoint(
                 compress=compress,
                 incremental=incremental,
                 concurrent=concurrent,
+                precopy=precopy,
                 on_event=on_event,
             )
         if as_json:

@@ -73,6 +73,7 @@ class Verbs:
     def checkpoint(self, call: Call) -> dict[str, Any]:
         params = call.params
         known = {"target", "stop", "cpu", "store", "name", "timeout_s", "compress", "incremental", "concurrent"}
+        known.add("precopy")
         refuse_unknown(params, known)
         target = self._running(params, "checkpoint")
         request = CheckpointRequest(
@@ -85,6 +86,7 @@ class Verbs:
             compress=optional(params, "compress", str, "auto"),
             incremental=optional(params, "incremental", bool, True),
             concurrent=optional(params, "concurrent", str, "auto"),
+            precopy=optional(params, "precopy", bool, False),
         )
         parse_compression(request.compress)
         check_way(request.concurrent, stop=request.stop)

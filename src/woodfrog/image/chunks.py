@@ -14,11 +14,12 @@ from itertools import accumulate
 
 from blake3 import blake3
 
+from woodfrog._native.transfer import ChunkIndex
 from woodfrog.image.manifest import DIGEST_BYTES, Amounts, Manifest, chunk_count
 from woodfrog.store.records import chunk_table as chunk_table
+from woodfrog.store.records import made_up_records, pack_column, select_rows
 from woodfrog.store.records import packed as packed
 from woodfrog.store.records import positions_of as positions_of
-from woodfrog.store.records import select_rows
 
 
 class Cut:
@@ -88,6 +89,17 @@ def named_by(manifest: Manifest) -> Iterator[tuple[bytes, bytes]]:
     if manifest.cpu is not None:
         files = Cut([record.size_bytes for record in manifest.cpu.files], manifest.chunk_bytes)
         yield manifest.cpu_digests, packed(files.sizes)
+
+
+def bytes_named(manifest: Manifest, chunks: Iterable[tuple[bytes, array[int]]]) -> int:
+    """How many bytes those of these chunks (different ones; digests and sizes) have that the image's handles name."""
+    named = ChunkIndex(manifest.chunk_bytes)
+    named.add(0, made_up_records(manifest.digests))
+    total = 0
+    for digests, sizes in chunks:
+        packs = pack_column(named.find(digests))
+        total += sum(size for size, pack in zip(sizes, packs, strict=True) if pack == 0)
+    return total
 
 
 @lru_cache(maxsize=8)

@@ -16,8 +16,8 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from woodfrog.errors import NotFoundError, TargetState, UsageError, WoodfrogError
-from woodfrog.operations import concurrent, history, room
+from woodfrog.errors import NotFoundError, RefusedError, TargetState, UsageError, WoodfrogError
+from woodfrog.operations import concurrent, history, precopy, room
 from woodfrog.operations import manifest as manifests
 from woodfrog.operations.concurrent import Allowance
 from woodfrog.operations.context import Context
@@ -27,8 +27,9 @@ from woodfrog.operations.failure import explain
 from woodfrog.operations.freezing import FreezingOperation
 from woodfrog.operations.frozen import FrozenTarget
 from woodfrog.operations.history import LastImage
-from woodfrog.operations.increment import Increment, host_can_take
+from woodfrog.operations.increment import Increment
 from woodfrog.operations.phases import Beside, Emit, Phase, Step
+from woodfrog.operations.precopy import Precopy
 from woodfrog.operations.rings import take_rings
 from woodfrog.operations.space import Space
 from woodfrog.operations.survey import Surveyed, survey
@@ -50,7 +51,8 @@ REAP_TIMEOUT_S = 5.0  # of what is our own child; the reaper's thread does it wi
 class CheckpointRequest:
     """What was asked for. `store` is a path or URL, or empty for the default one; `name` empty: the target's own.
     Without `incremental` all memory crosses the bus and is compared; what is stored is the same. `concurrent`: how a
-    target that runs on is spared the wait for its data (operations/concurrent.py)."""
+    target that runs on is spared the wait for its data (operations/concurrent.py). `precopy`: rounds of copies before
+    it comes to rest (operations/precopy.py)."""
 
     root_pid: int
     stop: bool = False
@@ -61,6 +63,7 @@ class CheckpointRequest:
     compress: str = "auto"
     incremental: bool = True
     concurrent: str = concurrent.AUTO
+    precopy: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,7 @@ class CheckpointPlan:
             "cpu": self.request.cpu,
             "incremental": self.request.incremental,
             "concurrent": self.request.concurrent,
+            "precopy": self.request.precopy,
             "ring": self.ring,
             "arena_bytes": sum(self.arena_bytes.values()),
             "disk_bytes": self.disk_bytes,
@@ -102,6 +106,7 @@ class Checkpoint(FreezingOperation):
         self._writer: ImageWriter | None = None
         self._increment: Increment | None = None
         self._allowance: Allowance | None = None
+        self._precopy: Precopy | None = None
         self._dumped: Dumped | None = None
         self._draft: manifests.Draft | None = None
         self._store_url = ""
@@ -127,6 +132,8 @@ class Checkpoint(FreezingOperation):
             Phase("survey", self._survey, limit_s=limits.short_s),
             Phase("prepare", self._prepare, self._abort_writer, limit_s=limits.long_s),
         ]
+        if request.precopy:
+            begin.append(Phase(precopy.PHASE, self._run_precopy, self._release_precopy, limit_s=limits.long_s))
         quiesce = Phase("quiesce", self._quiesce, self._bring_back, limit_s=limits.quiesce_s)
         handover = Phase("handover", self._handover, limit_s=limits.short_s)
         import_ = Phase("import", self._import, self._release_data, limit_s=limits.short_s)
@@ -153,6 +160,8 @@ class Checkpoint(FreezingOperation):
                 "stopping a target without its CPU side would lose it", advice="leave it running, or add it"
             )
         concurrent.check_way(request.concurrent, stop=request.stop)
+        if request.precopy and not request.incremental:
+            raise UsageError("--full moves everything once more, whatever was copied before", advice="leave one out")
         if request.cpu:
             self._criu = context.criu()
         surveyed = survey(context, request.root_pid, image=request.cpu)
@@ -180,23 +189,19 @@ class Checkpoint(FreezingOperation):
             if device.owned_bytes
         }
         needed_arena = sum(arena_bytes.values())
-        used_bytes = arenas.size_bytes - arenas.free_bytes
-        ring = needed_arena > arenas.free_bytes or not host_can_take(arenas.prepared_bytes, used_bytes, needed_arena)
+        ring = needed_arena > arenas.free_bytes or not room.arena_can_take(arenas, needed_arena)
         return CheckpointPlan(surveyed, request, name, ring, needed_disk, last, arena_bytes)
 
     def _prepare(self) -> None:
         """Memory and disk at hand while the target still runs: it shall not wait for either."""
         context, request, plan = self._context, self._request, self._planned
         surveyed, chunk_bytes = plan.surveyed, self._images.chunk_bytes
-        if plan.ring:
+        if request.precopy:
+            pass  # it takes what it needs, and then what will be left
+        elif plan.ring:
             self._spaces = take_rings(context.arenas, plan.arena_bytes, surveyed.user, chunk_bytes)
         else:
-            for device in surveyed.devices:
-                if size_bytes := plan.arena_bytes.get(device.ordinal, 0):
-                    node = context.devices.node_of(device.uuid)
-                    self._spaces[device.ordinal] = Space.take(
-                        context.arenas, whole_chunks(size_bytes, chunk_bytes), surveyed.user, node=node
-                    )
+            self._take_spaces(plan.arena_bytes)
         self._writer = self._images.begin(plan.name, compress=request.compress)
         if not request.stop and request.concurrent != concurrent.STOP:
             returning_bytes = surveyed.driver_bytes + room.gpu_control_state_bytes(surveyed.simulated)
@@ -206,6 +211,33 @@ class Checkpoint(FreezingOperation):
         self._frozen.notes.image = plan.name
         self._frozen.notes.directory = str(self._writer.directory)
         self._draft = manifests.Draft.of(context, surveyed, self._frozen.notes)
+
+    def _take_spaces(self, sizes_bytes: dict[int, int]) -> None:
+        """Arena memory near each device, by the target's ordinals."""
+        context, surveyed = self._context, self._planned.surveyed
+        for device in surveyed.devices:
+            if size_bytes := sizes_bytes.get(device.ordinal, 0):
+                self._spaces[device.ordinal] = Space.take(
+                    context.arenas,
+                    whole_chunks(size_bytes, self._images.chunk_bytes),
+                    surveyed.user,
+                    node=context.devices.node_of(device.uuid),
+                )
+
+    def _run_precopy(self) -> None:
+        plan, target = self._planned, self._target
+        if not target.notes.managed:
+            raise RefusedError(
+                "the driver keeps this target's memory, so it cannot be read while the target runs",
+                advice="start it with `woodfrog run`, or leave out --precopy",
+            )
+        self._precopy = Precopy(self._context, target, self._writing, store_ahead=self._request.stop)
+        self._precopy.run(self.runner, self._timeout_s)
+        left_bytes = history.with_slack(self._precopy.last_bytes)
+        arenas = self._context.arenas
+        wanted = {device: min(size_bytes, left_bytes) for device, size_bytes in plan.arena_bytes.items()}
+        if sum(wanted.values()) <= arenas.free_bytes and room.arena_can_take(arenas, sum(wanted.values())):
+            self._take_spaces(wanted)
 
     def _handover(self) -> None:
         target = self._target
@@ -223,6 +255,7 @@ class Checkpoint(FreezingOperation):
             way=self._request.concurrent,
             allowance=self._allowance,
             in_background=lambda: target.resumed_at > 0.0,
+            precopy=self._precopy,
         )
         target.release()
         if self._request.cpu:
@@ -306,7 +339,12 @@ class Checkpoint(FreezingOperation):
         if self._increment is not None:
             self._increment.release()
 
+    def _release_precopy(self) -> None:
+        if self._precopy is not None:
+            self._precopy.release()
+
     def _release(self) -> None:
+        self._release_precopy()
         self._abort_writer()  # does nothing after the commit
         self._release_copies()
         super()._release()
@@ -353,6 +391,7 @@ class Checkpoint(FreezingOperation):
             "phases": dict(self.runner.times),
             "stall_s": self._target.stall_s,
             "stall_parts": self._stall_parts(),
+            "precopy": self._precopy.stats.to_dict() if self._precopy else {},
             "concurrent": [way.to_dict() for way in increment.ways] if increment else [],
             "bytes": self._manifest.gpu_bytes + self._manifest.cpu_bytes,
             "gpu_bytes": self._manifest.gpu_bytes,
@@ -371,6 +410,8 @@ class Checkpoint(FreezingOperation):
         its memory once everything else was ready."""
         times, waits = self.runner.times, self.runner.waits
         parts: dict[str, float] = {name: times[name] for name in STALL_PHASES if name in times}
+        if self._precopy is not None:
+            parts[precopy.PHASE] = self._precopy.stats.pause_s
         parts["data"] = waits.get("return", 0.0)
         return parts
 

@@ -168,7 +168,7 @@ class GpuData:
         from woodfrog._native import transfer
 
         def one_device(part: DevicePart, mine: Progress) -> bytes:
-            return transfer.hash_device(self._pieces(part), chunk_bytes=chunk_bytes, progress=mine)
+            return transfer.hash_device(self.pieces(part), chunk_bytes=chunk_bytes, progress=mine)
 
         digests: list[bytes] = self.each_device(one_device, progress)
         return digests
@@ -184,7 +184,7 @@ class GpuData:
         from woodfrog._native import transfer
 
         transfer.capture_chunks(
-            self._pieces(part),
+            self.pieces(part),
             packed(positions),
             staging.places(),
             chunk_bytes=staging.chunk_bytes,
@@ -202,7 +202,7 @@ class GpuData:
         progress: Progress,
     ) -> None:
         """HBM → arena: these chunks of one part (ascending) into the slots of `space` from `first_slot` on."""
-        drain_pieces(self._pieces(part), positions, arenas, space, first_slot, chunk_bytes, progress)
+        drain_pieces(self.pieces(part), positions, arenas, space, first_slot, chunk_bytes, progress)
 
     def refill_from_packs(
         self,
@@ -224,7 +224,7 @@ class GpuData:
             (ring,) = rings[part.number].extents
             first, end = (ends[part.number - 1] if part.number else 0), ends[part.number]
             transfer.refill_from_packs(
-                self._pieces(part),
+                self.pieces(part),
                 digests[first * DIGEST_BYTES : end * DIGEST_BYTES],
                 locations[first * LOCATION_BYTES : end * LOCATION_BYTES],
                 packs,
@@ -246,7 +246,8 @@ class GpuData:
 
         return JointProgress([transfer.Progress() for _ in self.parts])
 
-    def _pieces(self, part: DevicePart) -> list[tuple[Memory, int, int]]:
+    def pieces(self, part: DevicePart) -> list[tuple[Memory, int, int]]:
+        """All memory of a part, as the native calls take it."""
         return [(self._memories[index], 0, self.handles[index].size) for index in part.indices]
 
     def each_device(self, work: Callable[[DevicePart, Progress], Any], progress: JointProgress) -> list[Any]:

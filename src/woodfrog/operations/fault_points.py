@@ -11,6 +11,7 @@ from collections.abc import Iterator
 CHECKPOINT = (
     "survey",
     "prepare",
+    "precopy",
     "quiesce",
     "handover",
     "import",

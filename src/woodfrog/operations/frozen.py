@@ -41,6 +41,7 @@ class FrozenTarget:
         self.mappings: list[Mapping] = []
         self.quiesced_at: float = 0.0  # monotonic; when the target began to wait
         self.resumed_at: float = 0.0
+        self.paused_s: float = 0.0  # before that
 
     @cached_property
     def driver(self) -> DriverProcess:
@@ -58,6 +59,26 @@ class FrozenTarget:
         else:
             self.record.keep(self.notes, [])
             self.driver.lock(timeout_s)
+
+    def peek(self, timeout_s: float) -> tuple[list[HandleNote], list[int], float]:
+        """The target's memory as it is now, which it keeps: handles, a descriptor for each (the caller's to close), and
+        the seconds that it waited for that. It runs on, also after a failure."""
+        self.check_alive()
+        link = self.link()
+        begun = time.monotonic()
+        link.quiesce(self.notes.operation_id, timeout_s)
+        fds: list[int] = []
+        try:
+            with link.export_memory() as exported:
+                handles = [HandleNote(one.handle, one.size_bytes, one.device, one.kind) for one in exported.handles]
+                fds = exported.fds.take()
+            link.resume()
+        except BaseException:
+            link.close()  # by wire.h a target that still owns its memory then runs on by itself
+            close_all(fds)
+            raise
+        self.paused_s = time.monotonic() - begun
+        return handles, fds, self.paused_s
 
     def export(self) -> None:
         """The target passes a descriptor for each allocation, and the keeper has them when this returns."""
@@ -159,10 +180,10 @@ class FrozenTarget:
 
     @property
     def stall_s(self) -> float:
-        """How long the target waited, from its quiesce until it ran again (or until now)."""
+        """How long the target waited, from its quiesce until it ran again (or until now), and in a pause before."""
         if not self.quiesced_at:
-            return 0.0
-        return (self.resumed_at or time.monotonic()) - self.quiesced_at
+            return self.paused_s
+        return self.paused_s + (self.resumed_at or time.monotonic()) - self.quiesced_at
 
     @property
     def alive(self) -> bool:

@@ -57,7 +57,12 @@ def estimate_bytes(owned_bytes: int, last: LastImage | None) -> int:
     """How much of a target's memory will be new to the store: all of it for a first image."""
     if last is None:
         return owned_bytes
-    return min(owned_bytes, int(last.new_bytes * SLACK) + SLACK_BYTES)
+    return min(owned_bytes, with_slack(last.new_bytes))
+
+
+def with_slack(new_bytes: int) -> int:
+    """What to be ready for, where so much was new the last time."""
+    return int(new_bytes * SLACK) + SLACK_BYTES
 
 
 def _look(surveyed: Surveyed, images: ImageRepository, name: str) -> LastImage | None:

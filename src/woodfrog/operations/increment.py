@@ -16,7 +16,7 @@ from woodfrog.operations.concurrent import AUTO, STOP, Allowance, DeviceWay
 from woodfrog.operations.context import Context
 from woodfrog.operations.data import DevicePart, GpuData, JointProgress, split_positions
 from woodfrog.operations.part_increment import PartIncrement
-from woodfrog.operations.part_increment import host_can_take as host_can_take
+from woodfrog.operations.precopy import Precopy
 from woodfrog.operations.space import Space
 
 if TYPE_CHECKING:
@@ -42,11 +42,13 @@ class Increment:
         way: str = AUTO,
         allowance: Allowance | None = None,
         in_background: Callable[[], bool] = lambda: False,
+        precopy: Precopy | None = None,
     ) -> None:
         self._data = data
         self._writer = writer
         self._way = way
         self._allowance = allowance if way != STOP else None
+        self._precopy = precopy
         self._parts = [
             PartIncrement(
                 context,
@@ -92,7 +94,7 @@ class Increment:
         cuts = [part.cut for part in self._parts]
         positions, self.amounts = self._writer.survey_gpu(digests, cuts)
         for part, found, new in zip(self._parts, digests, split_positions(positions, cuts), strict=True):
-            part.found(found, new)
+            part.found(found, new, self._precopy)
 
     def plan_capture(self) -> JointProgress:
         """Make room for what has to move; the progress to pass to `capture`."""

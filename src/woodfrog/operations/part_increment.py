@@ -24,6 +24,7 @@ from woodfrog.operations.context import Arenas, Context
 from woodfrog.operations.data import DevicePart, GpuData, drain_pieces
 from woodfrog.operations.kept import Kept
 from woodfrog.operations.phases import CUDA_ERROR_OUT_OF_MEMORY
+from woodfrog.operations.precopy import Precopy
 from woodfrog.operations.rings import take_rings
 from woodfrog.operations.space import Space
 from woodfrog.operations.staging import Staging
@@ -71,16 +72,19 @@ class PartIncrement:
         self._way = DeviceWay(part.device, 0, 0, 0, 0)
         self._streams = False  # of what is drained next: it goes to the store in batches
         self._kept: list[Kept] = []
+        self._precopied: Kept | None = None  # in the arena too, in memory that is not of `spaces`
 
     @property
     def way(self) -> DeviceWay:
         """What `capture` did."""
         return self._way
 
-    def found(self, digests: bytes, new: array[int]) -> None:
-        """What the hash found."""
+    def found(self, digests: bytes, new: array[int], precopy: Precopy | None) -> None:
+        """What the hash found; what rounds before have copied already does not move again."""
         self.digests, self.new = digests, new
         self.moved = array("I", range(len(self.cut))) if self._everything else new
+        if precopy is not None:
+            self._precopied, self.moved = precopy.take(self.cut, digests, new)
 
     # ── while the target waits ──────────────────────────────────────────────────────────────────────────────────
 
@@ -191,6 +195,9 @@ class PartIncrement:
     def store(self, writing: Progress) -> None:
         """Arena → store: what `capture` and `drain` left in the arena."""
         kept, self._kept = self._kept, []
+        if self._precopied is not None:
+            kept.append(self._precopied)
+            self._precopied = None
         for one in kept:
             self._store_batch(one, writing)
 
@@ -210,7 +217,7 @@ class PartIncrement:
         have = space.slots(chunk_bytes) if space is not None else 0
         if have >= count:
             return True
-        if host_can_take(arenas.prepared_bytes, arenas.size_bytes - arenas.free_bytes, (count - have) * chunk_bytes):
+        if room.arena_can_take(arenas, (count - have) * chunk_bytes):
             try:
                 if space is None:
                     space = self._spaces[self.part.device] = Space(arenas, [], self._user)
@@ -280,8 +287,3 @@ class PartIncrement:
             at = [at for at, position in enumerate(kept.positions) if position in new]
             kept, digests = kept.select(at), chunks.select_digests(digests, at)
         kept.store(digests, self._writer, self._arenas, progress)
-
-
-def host_can_take(prepared_bytes: int, used_bytes: int, more_bytes: int) -> bool:
-    """Whether the host has memory for so much more of the arena: what is prepared and free costs nothing."""
-    return room.host_has(more_bytes - max(0, prepared_bytes - used_bytes))

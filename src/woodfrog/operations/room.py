@@ -12,6 +12,7 @@ from woodfrog.errors import NoSpaceError
 
 if TYPE_CHECKING:
     from woodfrog._native.transfer import Device
+    from woodfrog.operations.context import Arenas
 
 MIB = 1 << 20
 # What an empty context's control state takes in host memory: 531 MiB measured on an H200 with driver 580 (FACTS §1);
@@ -61,6 +62,12 @@ def host_total_bytes() -> int:
 def host_has(needed_bytes: int) -> bool:
     """Whether `needed_bytes` (may be negative: nothing) of host memory can be taken."""
     return needed_bytes + HOST_RESERVE_BYTES <= host_available_bytes()
+
+
+def arena_can_take(arenas: Arenas, more_bytes: int) -> bool:
+    """Whether the host has memory for so much more of the arenas: what is prepared and free costs nothing."""
+    used_bytes = arenas.size_bytes - arenas.free_bytes
+    return host_has(more_bytes - max(0, arenas.prepared_bytes - used_bytes))
 
 
 def require_host(needed_bytes: int, what: str, pid: int) -> None:
