@@ -27,6 +27,7 @@ class CheckpointResult(_Jsonable):
     stopped: bool = False
     stall_s: float = 0.0  # how long the target waited
     stall_parts: dict[str, float] = field(default_factory=dict)  # of it; `data`: for what was new to leave its memory
+    driver_s: float = 0.0  # of it: the driver's own checkpoint and restore of the control state
     # For each GPU: device, way (copy, stop, copy and stop), copied_bytes (drained while it ran), drained_bytes (before
     # it did), free_bytes and allowed_bytes (of the GPU's memory then, for copies).
     concurrent: list[dict[str, Any]] = field(default_factory=list)

@@ -391,6 +391,7 @@ class Checkpoint(FreezingOperation):
             "phases": dict(self.runner.times),
             "stall_s": self._target.stall_s,
             "stall_parts": self._stall_parts(),
+            "driver_s": self._target.driver_s,
             "precopy": self._precopy.stats.to_dict() if self._precopy else {},
             "concurrent": [way.to_dict() for way in increment.ways] if increment else [],
             "bytes": self._manifest.gpu_bytes + self._manifest.cpu_bytes,

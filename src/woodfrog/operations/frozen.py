@@ -8,7 +8,8 @@ are the same code. The order is ARCHITECTURE's ("Order within a checkpoint"), an
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 
 from woodfrog.driver.process import DriverProcess, GpuPair, ProcessState
@@ -42,6 +43,7 @@ class FrozenTarget:
         self.quiesced_at: float = 0.0  # monotonic; when the target began to wait
         self.resumed_at: float = 0.0
         self.paused_s: float = 0.0  # before that
+        self.driver_s: float = 0.0  # in the driver's own calls
 
     @cached_property
     def driver(self) -> DriverProcess:
@@ -102,9 +104,10 @@ class FrozenTarget:
     def checkpoint_driver(self) -> None:
         """The driver's part of the state moves into the process's own memory."""
         self.check_alive()
-        if self.notes.managed:
-            self.driver.lock(LOCK_TIMEOUT_S)
-        self.driver.checkpoint()
+        with self._in_driver():
+            if self.notes.managed:
+                self.driver.lock(LOCK_TIMEOUT_S)
+            self.driver.checkpoint()
 
     # ── the way back ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -128,12 +131,13 @@ class FrozenTarget:
         """The driver's state back on the GPU and unlocked, from whichever of its states it is in."""
         state = self.settled_state()
         # What a call that succeeded has led to need not be asked again: the target is waiting.
-        if state is ProcessState.CHECKPOINTED:
-            self.driver.restore(gpu_pairs(self.notes))
-            state = ProcessState.LOCKED
-        if state is ProcessState.LOCKED:
-            self.driver.unlock()
-            state = ProcessState.RUNNING
+        with self._in_driver():
+            if state is ProcessState.CHECKPOINTED:
+                self.driver.restore(gpu_pairs(self.notes))
+                state = ProcessState.LOCKED
+            if state is ProcessState.LOCKED:
+                self.driver.unlock()
+                state = ProcessState.RUNNING
         if state is not ProcessState.RUNNING:
             raise WoodfrogError(
                 f"the driver says process {self.notes.pid} is {state.name.lower()} where it should be running",
@@ -173,6 +177,14 @@ class FrozenTarget:
         self.resumed_at = time.monotonic()
 
     # ── the rest ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @contextmanager
+    def _in_driver(self) -> Iterator[None]:
+        begun = time.monotonic()
+        try:
+            yield
+        finally:
+            self.driver_s += time.monotonic() - begun
 
     def link(self) -> AgentLink:
         """The agent's connection; it is woken when it sleeps."""
