@@ -12,8 +12,8 @@ would have cost. The hash kernel is measured alone, against a kernel that only r
 
 summary, of the first target: size_ratio, latency_ratio (whole calls), data_latency_ratio (phases hash, capture, drain
 and write alone), amplification (bytes stored, uncompressed, over bytes that changed); hash_gbps,
-hash_ratio_to_read_ceiling. The same with the target's name before it for the others. Ratios are medians over the rounds,
-each against the first.
+hash_ratio_to_read_ceiling. The same with the target's name before it for the others. Ratios are medians over the
+rounds, each against the first.
 
 On a machine without a GPU: put the simulated driver's folder into LD_LIBRARY_PATH and use --quick.
 """

@@ -14,6 +14,7 @@ from functools import cached_property
 
 from woodfrog.driver.process import DriverProcess, GpuPair, ProcessState
 from woodfrog.errors import TargetLostError, TargetState, TimeoutExceededError, WoodfrogError
+from woodfrog.faults import fault_point
 from woodfrog.operations.context import Context
 from woodfrog.operations.data import close_all
 from woodfrog.operations.notes import HandleNote, Notes, Record, target_key
@@ -74,6 +75,7 @@ class FrozenTarget:
             with link.export_memory() as exported:
                 handles = [HandleNote(one.handle, one.size_bytes, one.device, one.kind) for one in exported.handles]
                 fds = exported.fds.take()
+            fault_point("precopy.peek.exported")
             link.resume()
         except BaseException:
             link.close()  # by wire.h a target that still owns its memory then runs on by itself

@@ -19,7 +19,7 @@ from product import Product, new_root
 from scribbler import Scribbler
 from scribbling import CHUNK, STEPS, contents, do
 
-from woodfrog.errors import RefusedError, UsageError
+from woodfrog.errors import NoDaemonError, RefusedError, UsageError, WoodfrogError
 from woodfrog.image.repository import ImageRepository
 
 EXAMPLES = int(os.environ.get("WOODFROG_CONCURRENT_EXAMPLES", "3"))
@@ -182,3 +182,25 @@ def test_precopy_is_refused_where_it_makes_no_sense(product: Product) -> None:
         product.checkpoint(other, precopy=True)
     managed.check_runs_right()
     other.check_runs_right()
+
+
+@pytest.mark.parametrize("point", ["precopy.peek.exported", HASHED])
+def test_a_failure_or_a_killed_daemon_within_a_round_leaves_the_target_running_right(
+    make_product: Callable[..., Product], tmp_path: Path, point: str
+) -> None:
+    state = tmp_path / "fired"
+    state.mkdir()
+    faults = {"WOODFROG_FAULTS": f"{point}:error,{point}:kill:2", "WOODFROG_FAULTS_STATE": str(state)}
+    product = make_product(environment=faults)
+    target = product.run("--idle-kib", "2048")
+    with pytest.raises(WoodfrogError, match="injected") as failed:
+        product.checkpoint(target, cpu=False, precopy=True)
+    assert failed.value.target_state == "running"
+    target.wait_steps(2)
+    daemon = product.daemon_pid()
+    with pytest.raises(NoDaemonError):
+        product.checkpoint(target, cpu=False, precopy=True)
+    product.wait_for_new_daemon(daemon)
+    target.wait_steps(2)
+    product.checkpoint(target, cpu=False, precopy=True)
+    target.check_runs_right()
