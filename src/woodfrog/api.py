@@ -36,6 +36,7 @@ from woodfrog.results import (
     RestoreResult,
     ResumeResult,
     SuspendResult,
+    SwitchResult,
     TargetInfo,
     VerifyResult,
 )
@@ -47,6 +48,7 @@ __all__ = [
     "RestoreResult",
     "ResumeResult",
     "SuspendResult",
+    "SwitchResult",
     "Target",
     "TargetInfo",
     "VerifyResult",
@@ -60,6 +62,7 @@ __all__ = [
     "rm",
     "run",
     "suspend",
+    "switch",
     "verify",
 ]
 
@@ -246,15 +249,36 @@ def restore(
 
 
 def suspend(
-    target: Target | int | str, *, timeout: float = DEFAULT_TIMEOUT_S, on_event: OnEvent | None = None
+    target: Target | int | str,
+    *,
+    level: str = "cold",
+    timeout: float = DEFAULT_TIMEOUT_S,
+    on_event: OnEvent | None = None,
 ) -> SuspendResult:
-    """Take a target off the GPU: its memory waits in host memory, the process lives on, frozen at its next GPU call."""
-    return _call("suspend", {"target": _target(target), "timeout_s": float(timeout)}, on_event, SuspendResult)
+    """Take a target off the GPU: its memory waits in host memory, the process lives on, frozen at its next GPU call.
+    `level`: "cold" leaves nothing of it on the GPU; "warm" leaves its context there (some hundred MiB), and it is back
+    after a copy."""
+    params = {"target": _target(target), "timeout_s": float(timeout), "level": level}
+    return _call("suspend", params, on_event, SuspendResult)
 
 
 def resume(target: Target | int | str, *, on_event: OnEvent | None = None) -> ResumeResult:
     """Give a suspended target its GPU memory back; it goes on where it was."""
     return _call("resume", {"target": _target(target)}, on_event, ResumeResult)
+
+
+def switch(
+    leaving: Target | int | str,
+    coming: Target | int | str,
+    *,
+    level: str = "cold",
+    timeout: float = DEFAULT_TIMEOUT_S,
+    on_event: OnEvent | None = None,
+) -> SwitchResult:
+    """Suspend one target and resume a suspended one in its place, both at once where the GPU has room for both. If the
+    second cannot come, the first runs on. `level`, `timeout`: of the suspend."""
+    params = {"out": _target(leaving), "in": _target(coming), "level": level, "timeout_s": float(timeout)}
+    return _call("switch", params, on_event, SwitchResult)
 
 
 def ps() -> list[TargetInfo]:

@@ -72,6 +72,7 @@ class SuspendResult(_Jsonable):
     pid: int = 0
     name: str = ""
     state: str = ""
+    level: str = ""  # warm: its context stays on the GPU; cold
     bytes: int = 0
     stall_s: float = 0.0
     phases: dict[str, float] = field(default_factory=dict)
@@ -83,6 +84,19 @@ class ResumeResult(_Jsonable):
     pid: int = 0
     name: str = ""
     state: str = ""
+    bytes: int = 0
+    phases: dict[str, float] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class SwitchResult(_Jsonable):
+    """`out_` has name, pid, state, level, bytes and stall_s of the target that left, `in_` name, pid, state and bytes
+    of the one that came. `overlapped`: both directions of the bus were in use at once."""
+
+    out_: dict[str, Any] = field(default_factory=dict)
+    in_: dict[str, Any] = field(default_factory=dict)
+    overlapped: bool = False
     bytes: int = 0
     phases: dict[str, float] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)

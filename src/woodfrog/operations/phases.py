@@ -62,11 +62,12 @@ class Phase:
 
 @dataclass(frozen=True)
 class Beside:
-    """`background` phases, in order, on a thread of their own beside the `foreground` phases; then both are joined.
-    When one side fails, the other begins no further phase."""
+    """`background` phases, in order, on a thread of their own beside the `foreground` phases, and each sequence of
+    `more` likewise; then all are joined. When one fails, the others begin no further phase."""
 
     background: Sequence[Phase]
     foreground: Sequence[Phase]
+    more: Sequence[Sequence[Phase]] = ()
 
 
 Step = Phase | Beside
@@ -208,24 +209,37 @@ class Runner:
 
     def _run_beside(self, step: Beside) -> None:
         failures: list[WoodfrogError] = []
-        ended = {phase.name: threading.Event() for phase in step.background}
+        backgrounds = [step.background, *step.more]
+        ended = {phase.name: threading.Event() for phases in backgrounds for phase in phases}
         stopped = threading.Event()
 
-        def background() -> None:
+        def fail(of: Sequence[Phase]) -> None:
+            stopped.set()
+            # Without this the failure would wait for a copy of many gigabytes that nobody wants any more.
+            self._interrupt_all({phase.name for phases in backgrounds if phases is not of for phase in phases})
+
+        def background(phases: Sequence[Phase]) -> None:
             try:
-                for phase in step.background:
+                for phase in phases:
                     if stopped.is_set():
                         break
                     self._run_phase(phase)
                     ended[phase.name].set()
             except WoodfrogError as failure:
                 failures.append(failure)
+                fail(phases)
             finally:
-                for event in ended.values():
-                    event.set()
+                for phase in phases:
+                    ended[phase.name].set()
 
-        thread = threading.Thread(target=background, name=f"{self.operation}-background", daemon=True)
-        thread.start()
+        threads = [
+            threading.Thread(
+                target=background, args=(phases,), name=f"{self.operation}-background-{number}", daemon=True
+            )
+            for number, phases in enumerate(backgrounds)
+        ]
+        for thread in threads:
+            thread.start()
         try:
             for phase in step.foreground:
                 if phase.after is not None:
@@ -236,12 +250,11 @@ class Runner:
                     break
                 self._run_phase(phase)
         except WoodfrogError:
-            stopped.set()
-            # Without this the failure would wait for a copy of many gigabytes that nobody wants any more.
-            self._interrupt_all({phase.name for phase in step.background})
+            fail(())
             raise
         finally:
-            thread.join()
+            for thread in threads:
+                thread.join()
         if failures:
             raise failures[0]
 
