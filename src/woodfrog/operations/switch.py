@@ -3,7 +3,7 @@
 Where the GPU has room for both, the drain of the one goes beside the refill of the other, and only when all of that is
 done is either committed: until then any failure leaves the first running and the second suspended. Where it has not,
 the first is suspended before the second is resumed, and resumed again if the second cannot come. Must never leave both
-off the GPU.
+off the GPU by a failure of its own (a daemon killed between the two halves of a switch in turn does).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from woodfrog.operations.phases import Beside, Emit, Runner, Step
 from woodfrog.operations.resume import Resume, ResumeRequest
 from woodfrog.operations.survey import Surveyed, survey
 from woodfrog.operations.suspend import Suspend, SuspendRequest
+from woodfrog.target.identity import Identity
 
 log = logging.getLogger(__name__)
 
@@ -202,4 +203,6 @@ class Switch:
         failure.target_state = TargetState.RUNNING
 
     def _other(self, state: str) -> dict[str, Any]:
-        return {"in": self._request.incoming.name, "in_state": str(state)}
+        coming = self._request.incoming
+        alive = Identity(coming.pid, coming.start_ticks).is_alive()
+        return {"in": coming.name, "in_state": str(state if alive else TargetState.GONE)}

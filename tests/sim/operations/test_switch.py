@@ -121,8 +121,9 @@ def test_if_the_one_that_comes_has_died_the_other_runs_on(product: Product) -> N
     os.kill(second.pid, signal.SIGKILL)
     assert second.process is not None
     second.process.wait(DEADLINE_S)
-    with pytest.raises(WoodfrogError):
+    with pytest.raises(WoodfrogError) as failed:
         switch(product, first, second)
+    assert (failed.value.target_state, failed.value.details["in_state"]) == ("running", "gone")
     assert state_of(product, first) == "running"
     first.check_runs_right()
 
