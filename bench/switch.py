@@ -7,7 +7,8 @@ each level is measured in both directions, and the one with the training going o
 * warm_s, cold_s             from the call to the end of the incoming target's first step
 * data_over_larger_transfer  from the begin of the first copy to the end of the last one, over the larger of the two
                              transfers at the speed of pinned copies, measured in the same run (cold)
-* speedup_vs_driver          cuCheckpointProcess* of the same programs without the interposer, out and then in, over cold_s
+* speedup_vs_driver          cuCheckpointProcess* of the same programs without the interposer, out and then in, over
+                             cold_s
 
 On a machine without a GPU: put the simulated driver's folder into LD_LIBRARY_PATH and use --quick.
 """
