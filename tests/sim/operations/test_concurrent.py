@@ -25,7 +25,8 @@ from woodfrog.image.repository import ImageRepository
 
 EXAMPLES = int(os.environ.get("WOODFROG_CONCURRENT_EXAMPLES", "3"))
 MIB = 1 << 20
-DRAIN = "checkpoint.drain.before"
+DRAIN, CAPTURE = "checkpoint.drain.before", "checkpoint.capture.before"
+OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
 LAUNCHES = st.one_of(
     st.tuples(st.sampled_from(["launch", "record"]), st.integers(0, 1 << 30), st.integers(1, 4096), st.integers(0, 99)),
     st.just(("replay",)),
@@ -243,6 +244,27 @@ def test_both_a_part_that_drains_first_and_copies_go_through_an_arena_too_small_
     result = bench.checkpoint(lambda: None)
     assert (result["ring"], result["concurrent"][0]["way"]) == (True, "copy and stop")
     bench.check()
+
+
+@pytest.mark.parametrize("way", ["auto", "copy"])
+def test_memory_that_is_gone_after_all_makes_the_target_wait_or_the_checkpoint_fail(
+    make_product: Callable[..., Product], tmp_path: Path, way: str
+) -> None:
+    failing = tmp_path / "failing"
+    failing.touch()
+    holds = Holds(tmp_path / "holds", CAPTURE)
+    product = make_product(environment=holds.environment | {"WOODFROG_SIMGPU_FAIL": f"@{failing}"})
+    target = product.run("--idle-kib", "4096")
+    try:
+        with holds.at(CAPTURE, lambda: product.checkpoint(target, cpu=False, concurrent=way)) as made:
+            failing.write_text(f"cuMemCreate:{OUT_OF_MEMORY}")
+    except NoSpaceError as failure:
+        told = failure.target_state
+    else:
+        told = made.result()["concurrent"][0]["way"]
+    assert told == ("stop" if way == "auto" else "running")
+    failing.write_text("")
+    target.check_runs_right()
 
 
 @pytest.mark.parametrize(

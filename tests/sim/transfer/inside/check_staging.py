@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -10,6 +13,10 @@ from woodfrog._native import transfer
 from woodfrog.errors import WoodfrogError
 from woodfrog.image.chunks import Cut, packed, select_digests
 from woodfrog.operations import staging as staging_module
+from woodfrog.operations.concurrent import Allowance
+from woodfrog.operations.data import GpuData
+from woodfrog.operations.notes import HandleNote
+from woodfrog.operations.part_increment import PartIncrement
 from woodfrog.operations.staging import Staging
 
 from .check_chunk_capture import Filled
@@ -82,3 +89,44 @@ def test_without_room_nothing_is_taken(device: transfer.Device) -> None:
         Staging(device, free // CHUNK + 64, CHUNK)
     assert refused.value.code == 2  # CUDA_ERROR_OUT_OF_MEMORY
     assert device.free_bytes() == free
+
+
+def test_a_copy_that_is_not_what_was_hashed_is_found_before_the_target_may_run(
+    view: View, device: transfer.Device
+) -> None:
+    size = 4 * MIB
+    devices = SimpleNamespace(by_uuid=lambda uuid: device)
+    data = GpuData(devices, [HandleNote(1, size, 0, "allocation")], {0: "gpu"})  # type: ignore[arg-type]
+    data.create_all()
+    try:
+        [part], [cut] = data.parts, data.cuts(CHUNK)
+        pieces = data.pieces(part)
+        view.put(0, noise(size, 1))
+        transfer.refill([(pieces[0][0], 0, 0, size)], view.arena)
+        digests = transfer.hash_device(pieces, chunk_bytes=CHUNK)
+        position = 17
+        view.put(0, b"!")  # what was hashed and what is copied differ by this
+        transfer.refill([(pieces[0][0], position * CHUNK + 5, 0, 1)], view.arena)
+        increment = PartIncrement(
+            SimpleNamespace(arenas=None),  # type: ignore[arg-type]
+            data,
+            part,
+            cut,
+            SimpleNamespace(chunk_bytes=CHUNK),  # type: ignore[arg-type]
+            {},
+            0,
+            everything=False,
+            in_background=lambda: False,
+        )
+        allowance = Allowance({0: device.free_bytes()}, 0)
+        for new, right in (([0, 5, position - 1], True), ([5, position, 40], False)):
+            increment.found(digests, array("I", new), None)
+            increment.plan_capture("copy", allowance)
+            if right:
+                increment.capture(transfer.Progress(), transfer.Progress())
+            else:
+                with pytest.raises(WoodfrogError, match="not what was hashed"):
+                    increment.capture(transfer.Progress(), transfer.Progress())
+            increment.release()
+    finally:
+        data.release()
