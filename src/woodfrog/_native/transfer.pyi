@@ -327,6 +327,9 @@ class ChunkIndex:
     def digests(self) -> bytes:
         """All digests, each once, in no particular order."""
 
+def select_rows(table: bytes, positions: bytes, row_bytes: int) -> bytes:
+    """The rows of a packed table (rows of row_bytes, back to back) at these positions (u32), in their order."""
+
 def write_pack(
     fd: int,
     chunks: bytes,

@@ -46,6 +46,13 @@ class Cut:
         short = self.short_among(positions)
         return len(positions) * self.chunk_bytes - sum(self.chunk_bytes - self.sizes[positions[at]] for at in short)
 
+    def sizes_at(self, positions: Sequence[int]) -> array[int]:
+        """The sizes of the chunks at these ascending positions."""
+        sizes = array("I", [self.chunk_bytes]) * len(positions)
+        for at in self.short_among(positions):
+            sizes[at] = self.sizes[positions[at]]
+        return sizes
+
     def short_among(self, positions: Sequence[int]) -> list[int]:
         """Which of these ascending positions are of short chunks, as indices into `positions`."""
         found = []

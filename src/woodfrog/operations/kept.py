@@ -28,13 +28,13 @@ class Kept:
 
     @classmethod
     def in_slots(cls, positions: Sequence[int], cut: Cut, space: Space, first_slot: int) -> Kept:
-        """These chunks, in the slots of `space` from `first_slot` on."""
+        """These chunks (ascending), in the slots of `space` from `first_slot` on."""
         chunk_bytes = cut.chunk_bytes
         offsets, nodes = array("Q"), array("i")
         for node, offset, run in space.slot_runs(first_slot, len(positions), chunk_bytes):
             offsets.extend(range(offset, offset + run * chunk_bytes, chunk_bytes))
             nodes.extend(array("i", [node]) * run)
-        return cls(positions, chunks.select(cut.sizes, positions), offsets, nodes)
+        return cls(positions, cut.sizes_at(positions), offsets, nodes)
 
     def __len__(self) -> int:
         return len(self.positions)

@@ -14,6 +14,8 @@ import logging
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import compress
+from operator import not_
 from typing import Any
 
 from woodfrog._native.transfer import ChunkIndex, Progress
@@ -78,13 +80,13 @@ class ArenaIndex:
         """The positions, ascending, of the first of each digest that no chunk here has."""
         return chunks.positions_of(self._index.missing(digests))
 
-    def find(self, digests: bytes) -> tuple[list[int], array[int], array[int]]:
-        """Of which of these digests there is a chunk here, and where these are: offsets, and nodes."""
+    def find(self, digests: bytes) -> tuple[list[bool], array[int], array[int]]:
+        """Of which of these digests there is a chunk here, and where those lie: offsets, and nodes."""
         locations = self._index.find(digests)
         packs = records.pack_column(locations)
-        at = [number for number, pack in enumerate(packs) if pack not in (records.ABSENT, records.ZERO)]
-        offsets = records.location_offsets(locations)
-        return at, array("Q", [offsets[one] for one in at]), array("i", [packs[one] - 1 for one in at])
+        here = [pack not in (records.ABSENT, records.ZERO) for pack in packs]
+        offsets = array("Q", compress(records.location_offsets(locations), here))
+        return here, offsets, array("i", [pack - 1 for pack in compress(packs, here)])
 
 
 class Precopy:
@@ -124,12 +126,11 @@ class Precopy:
         others, which have to move."""
         if not len(self._index) or not new:
             return None, new
-        at, offsets, nodes = self._index.find(chunks.select_digests(digests, new))
-        positions = [new[one] for one in at]
-        kept = Kept(positions, chunks.select(cut.sizes, positions), offsets, nodes)
+        here, offsets, nodes = self._index.find(chunks.select_digests(digests, new))
+        positions = array("I", compress(new, here))
+        kept = Kept(positions, cut.sizes_at(positions), offsets, nodes)
         self.stats.used_bytes += kept.size_bytes
-        found = set(at)
-        return kept, array("I", [position for number, position in enumerate(new) if number not in found])
+        return kept, array("I", compress(new, map(not_, here)))
 
     @property
     def last_bytes(self) -> int:
