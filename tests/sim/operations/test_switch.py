@@ -9,9 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from held import Holds
 from product import DEADLINE_S, Product, Stepper
 
-from woodfrog.errors import NoDaemonError, NoSpaceError, RefusedError, UsageError, WoodfrogError
+from woodfrog.errors import (
+    NoDaemonError,
+    NoSpaceError,
+    NotFoundError,
+    RefusedError,
+    TargetLostError,
+    UsageError,
+    WoodfrogError,
+)
 from woodfrog.operations.fault_points import fault_points
 
 MIB = 1 << 20
@@ -115,17 +124,28 @@ def test_switches_that_make_no_sense_are_refused(product: Product) -> None:
     first.check_runs_right()
 
 
-def test_if_the_one_that_comes_has_died_the_other_runs_on(product: Product) -> None:
-    first, second = product.run(), product.run()
+@pytest.mark.parametrize("point", ["switch.in_survey.before", "switch.in_return.before"])
+def test_if_the_one_that_comes_dies_the_other_runs_on(
+    make_product: Callable[..., Product], tmp_path: Path, point: str
+) -> None:
+    holds = Holds(tmp_path / "holds", point)
+    product = make_product(environment=holds.environment)
+    first, second = product.run("--idle-kib", "4096"), product.run()
     product.call("suspend", target=second.pid)
-    os.kill(second.pid, signal.SIGKILL)
-    assert second.process is not None
-    second.process.wait(DEADLINE_S)
-    with pytest.raises(WoodfrogError) as failed:
-        switch(product, first, second)
+
+    def switch_to_one_that_dies() -> None:
+        with holds.at(point, lambda: switch(product, first, second)):
+            os.kill(second.pid, signal.SIGKILL)
+            assert second.process is not None
+            second.process.wait(DEADLINE_S)
+
+    with pytest.raises(TargetLostError) as failed:
+        switch_to_one_that_dies()
     assert (failed.value.target_state, failed.value.details["in_state"]) == ("running", "gone")
     assert state_of(product, first) == "running"
     first.check_runs_right()
+    with pytest.raises(NotFoundError):
+        switch(product, first, second)
 
 
 def walk(product: Product, room: str) -> None:
