@@ -3,9 +3,11 @@
 For each size a target with that much state is measured three ways, each as the target itself sees it: the longest gap
 between two of its steps around the operation, less the usual time of a step.
 
-* woodfrog     checkpoint(stop=False, cpu=False); also the seconds of each phase and of the whole call
+* woodfrog     checkpoint(stop=False, cpu=False); also the seconds of each phase and of the whole call. The target has
+               written all of its memory anew before it, so every chunk crosses the bus
+* unchanged    the same, and nothing has changed since the checkpoint before
 * driver       cuCheckpointProcess{Lock,Checkpoint,Restore,Unlock} on the same program without the interposer
-* floor        the same driver calls on the same program with no data: the control state alone
+* floor        the same driver calls on the same program with no data: the control state alone, before each size
 
 summary, at --headline-gib: speedup_vs_driver (driver gap / woodfrog gap; goal at least 15), stall_over_control_floor
 (the phases that the target waits for, without the drain, / floor; goal at most 1.15)
@@ -13,7 +15,10 @@ summary, at --headline-gib: speedup_vs_driver (driver gap / woodfrog gap; goal a
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import driver_baseline
@@ -32,6 +37,16 @@ STALL_PHASES = ("quiesce", "handover", "control", "return")
 def options(size_gib: float, buffers: int) -> list[str]:
     """The options of fill_state for one size."""
     return ["--state-gib", str(size_gib), "--buffers", str(buffers), "--pace-ms", str(STEP_PACE_MS)]
+
+
+@dataclass
+class Series:
+    """What was measured of one kind at one size, without the first repetition."""
+
+    gaps: list[float] = field(default_factory=list)
+    stalls: list[float] = field(default_factory=list)
+    calls: list[float] = field(default_factory=list)
+    wrong_words: int = 0
 
 
 def gap_s(target: target_process.TargetRun, begin_s: float, end_s: float) -> float:
@@ -71,36 +86,39 @@ def measure_driver(
 
 def measure_woodfrog(
     results: harness.Results, budget: harness.Budget, work: Path, size_gib: float, buffers: int, repetitions: int
-) -> tuple[list[float], list[float], list[float], int]:
-    """Gaps, stalls by phases, and whole calls of woodfrog's checkpoints at one size, and how many words were wrong."""
+) -> dict[str, Series]:
+    """woodfrog's checkpoints at one size, by kind."""
     import woodfrog
 
-    gaps: list[float] = []
-    stalls: list[float] = []
-    calls: list[float] = []
-    wrong_words = 0
+    series = {"woodfrog": Series(), "unchanged": Series()}
+    store = Path(os.environ.get("WOODFROG_STORE", work)) / f"cycle-{size_gib:g}"
     with target_process.interposed("fill_state", options(size_gib, buffers), work, f"cycle-{size_gib:g}") as target:
         target.wait_start()
         target.wait_more_steps(20)
         # The first repetition populates the arena: it is reported, as number 0, and not counted.
         for repetition in range(repetitions + 1):
-            if repetition > 1 and not budget.allows(2.0 * max(calls, default=0.0)):
+            if repetition > 1 and not budget.allows(2.0 * max(series["woodfrog"].calls)):
                 break
-            call = woodfrog_calls.timed(woodfrog.checkpoint, target.handle, stop=False, cpu=False)
-            gap = gap_s(target, call.begin_s, call.end_s)
-            stall = sum(call.phases.get(name, 0.0) for name in STALL_PHASES)
-            wrong = target.verify()
-            wrong_words += wrong
-            if repetition:
-                gaps.append(gap)
-                stalls.append(stall)
-                calls.append(call.call_s)
-            results.add(
-                kind="woodfrog", size_gib=size_gib, repetition=repetition, gap_s=gap, stall_s=stall,
-                wrong_words=wrong, **call.members(),
-            )  # fmt: skip
-            woodfrog_calls.remove_image(call.result.image)
-    return gaps, stalls, calls, wrong_words
+            series["woodfrog"].wrong_words += target.rewrite()
+            # A store a repetition, since they would fill any disk; in the second half of each nothing has changed.
+            for kind, mine in series.items():
+                call = woodfrog_calls.timed(
+                    woodfrog.checkpoint, target.handle, stop=False, cpu=False, store=str(store), compress="none"
+                )
+                gap = gap_s(target, call.begin_s, call.end_s)
+                stall = sum(call.phases.get(name, 0.0) for name in STALL_PHASES)
+                wrong = target.verify()
+                mine.wrong_words += wrong
+                if repetition:
+                    mine.gaps.append(gap)
+                    mine.stalls.append(stall)
+                    mine.calls.append(call.call_s)
+                results.add(
+                    kind=kind, size_gib=size_gib, repetition=repetition, gap_s=gap, stall_s=stall,
+                    wrong_words=wrong, control_memory_bytes=call.result.control_memory_bytes, **call.members(),
+                )  # fmt: skip
+            shutil.rmtree(store)
+    return series
 
 
 def main() -> int:
@@ -124,35 +142,35 @@ def main() -> int:
         kind="machine", warm_s=driver_baseline.warm_host_memory(int(warm_gib * harness.GIB)), warm_gib=warm_gib,
         huge_pages=harness.huge_pages(),
     )  # fmt: skip
-    floors = measure_driver(results, budget, arguments.work, 0.0, 1, repetitions)
-    floor = harness.Spread.of(floors)
-    results.summary.update(
-        control_floor_s=floor.median, control_floor_s_min=floor.minimum, control_floor_s_max=floor.maximum
-    )
-
     wrong_words = 0
     failures: list[str] = []
     for size_gib in sizes:
         suffix = "" if size_gib == headline else f"_{size_gib:g}gib"
+        floor = harness.Spread.of(measure_driver(results, budget, arguments.work, 0.0, 1, repetitions))
         try:
-            gaps, stalls, calls, wrong = measure_woodfrog(
-                results, budget, arguments.work, size_gib, arguments.buffers, repetitions
-            )
+            series = measure_woodfrog(results, budget, arguments.work, size_gib, arguments.buffers, repetitions)
         except Exception as failure:  # noqa: BLE001 (one size that fails must not cost the others their measurement)
             failures.append(f"{size_gib:g} GiB: {failure}")
             results.add(kind="woodfrog", size_gib=size_gib, **harness.error_members(failure))
             continue
-        wrong_words += wrong
+        wrong_words += sum(one.wrong_words for one in series.values())
         # The driver takes seconds where woodfrog takes milliseconds: fewer repetitions say as much.
         driver_gaps = measure_driver(
             results, budget, arguments.work, size_gib, arguments.buffers, 3 if size_gib <= 16 else 1
         )
-        gap, stall = harness.Spread.of(gaps), harness.Spread.of(stalls)
         results.summary.update({
-            f"gap_s{suffix}": gap.median, f"gap_s_min{suffix}": gap.minimum, f"gap_s_max{suffix}": gap.maximum,
-            f"stall_s{suffix}": stall.median, f"call_s{suffix}": harness.Spread.of(calls).median,
-            f"stall_over_control_floor{suffix}": stall.median / floor.median,
+            f"control_floor_s{suffix}": floor.median, f"control_floor_s_min{suffix}": floor.minimum,
+            f"control_floor_s_max{suffix}": floor.maximum,
         })  # fmt: skip
+        gap = harness.Spread.of(series["woodfrog"].gaps)
+        for kind, one in series.items():
+            name = suffix if kind == "woodfrog" else f"_{kind}{suffix}"
+            gaps, stalls = harness.Spread.of(one.gaps), harness.Spread.of(one.stalls)
+            results.summary.update({
+                f"gap_s{name}": gaps.median, f"gap_s_min{name}": gaps.minimum, f"gap_s_max{name}": gaps.maximum,
+                f"stall_s{name}": stalls.median, f"call_s{name}": harness.Spread.of(one.calls).median,
+                f"stall_over_control_floor{name}": stalls.median / floor.median,
+            })  # fmt: skip
         if driver_gaps:
             driver_gap = harness.Spread.of(driver_gaps)
             results.summary.update({

@@ -4,6 +4,10 @@ Each target runs in pairs, one run with and one without, in alternating order, s
 falls on both alike. One more pair without the interposer on either side shows how much two equal runs differ: a ratio
 closer to 1 than that says nothing.
 
+The launch loop calls the driver's own function in every other burst, past the interposer: what its calls take less than
+the others, in one process and at one time, is what the interposer adds to a launch (launch_added_ns; without interposer
+launch_added_ns_same). launch_calls is the ratio of the two.
+
 summary: train, decode (goal at least 0.999), launch (0.99), alloc (0.9), each the median over the pairs, and for each
 `<name>_same` (the pair of equal runs).
 """
@@ -11,10 +15,11 @@ summary: train, decode (goal at least 0.999), launch (0.99), alloc (0.9), each t
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import harness
 import target_process
@@ -51,7 +56,9 @@ class Case:
 
 
 CASES = (
-    Case("launch", "launch_loop", ("--steps", "40"), ("--steps", "5", "--launches", "500"), reported("launches_per_s")),
+    Case(
+        "launch", "launch_loop", ("--steps", "40"), ("--steps", "5", "--launches", "2000"), reported("launches_per_s")
+    ),
     Case("alloc", "alloc_churn", ("--steps", "30"), ("--steps", "5", "--state-gib", "1"), reported("operations_per_s")),
     Case("decode", "decode_graphs", ("--steps", "800"), ("--steps", "100", "--state-gib", "0.25"), steps_per_s),
     Case(
@@ -61,8 +68,10 @@ CASES = (
 )  # fmt: skip
 
 
-def measure(case: Case, arguments: list[str], work: Path, label: str, *, with_interposer: bool) -> tuple[float, str]:
-    """The rate of one run and its final digest."""
+def measure(
+    case: Case, arguments: list[str], work: Path, label: str, *, with_interposer: bool
+) -> tuple[float, dict[str, Any]]:
+    """The rate of one run and its last line."""
     start: Callable[..., AbstractContextManager[TargetRun]] = (
         target_process.interposed if with_interposer else target_process.plain
     )
@@ -71,7 +80,18 @@ def measure(case: Case, arguments: list[str], work: Path, label: str, *, with_in
         run.wait_done()
         if run.log.done is None:
             raise target_process.TargetError(f"{case.target} ended without its last line")
-        return case.rate(run), str(run.log.done["digest"])
+        return case.rate(run), run.log.done
+
+
+def calls(last: Sequence[dict[str, Any]]) -> tuple[float, float] | None:
+    """Of runs that call the driver directly too: nanoseconds that a usual call takes more, and direct ÷ usual."""
+    pairs = [
+        (line["submit_ns_per_launch"], line["direct_ns_per_launch"]) for line in last if "direct_ns_per_launch" in line
+    ]
+    if not pairs:
+        return None
+    added = harness.Spread.of([usual - direct for usual, direct in pairs]).median
+    return added, harness.Spread.of([direct / usual for usual, direct in pairs]).median
 
 
 def measure_case(
@@ -81,7 +101,7 @@ def measure_case(
     options = list(case.quick if quick else case.options)
     ratios: list[float] = []
     rates: dict[bool, list[float]] = {True: [], False: []}
-    digests: set[str] = set()
+    lasts: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
     pair_s = 0.0
     for pair in range(pairs):
         if pair and not budget.allows(pair_s):
@@ -91,14 +111,15 @@ def measure_case(
         measured: dict[bool, float] = {}
         for side in order:
             label = f"overhead-{case.name}-{pair}-{'with' if side else 'without'}"
-            measured[side], digest = measure(case, options, work, label, with_interposer=side)
-            digests.add(digest)
+            measured[side], last = measure(case, options, work, label, with_interposer=side)
+            lasts[side].append(last)
             rates[side].append(measured[side])
         ratios.append(measured[True] / measured[False])
         pair_s = before_s - budget.left_s
         results.add(
             case=case.name, pair=pair, order="without first" if not order[0] else "with first", ratio=ratios[-1],
             rate_with_per_s=measured[True], rate_without_per_s=measured[False],
+            **{name: value for name, value in lasts[True][-1].items() if name.endswith("_ns_per_launch")},
         )  # fmt: skip
     spread = harness.Spread.of(ratios)
     results.summary.update(spread.members(case.name))
@@ -106,11 +127,14 @@ def measure_case(
         harness.Spread.of(rates[True]).median / harness.Spread.of(rates[False]).median
     )
     if budget.allows(pair_s / 2):
-        rate, digest = measure(case, options, work, f"overhead-{case.name}-same", with_interposer=False)
-        digests.add(digest)
+        rate, last = measure(case, options, work, f"overhead-{case.name}-same", with_interposer=False)
+        lasts[False].append(last)
         results.summary[f"{case.name}_same"] = rate / rates[False][-1]
         results.add(case=case.name, kind="same", ratio=rate / rates[False][-1])
-    return len(digests) == 1
+    for side, suffix in ((True, ""), (False, "_same")):
+        if found := calls(lasts[side]):
+            results.summary[f"{case.name}_added_ns{suffix}"], results.summary[f"{case.name}_calls{suffix}"] = found
+    return len({str(line["digest"]) for line in (*lasts[True], *lasts[False])}) == 1
 
 
 def main() -> int:

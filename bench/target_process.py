@@ -212,6 +212,13 @@ class TargetRun:
         self._wait(lambda: len(self.log.saved) > before, "the end of its own saving", timeout_s)
         return begin_s, float(self.log.saved[-1]["time_s"])
 
+    def rewrite(self, timeout_s: float = 60.0) -> int:
+        """Has fill_state write all of its memory anew and check it; returns the number of wrong words."""
+        before = len(self.log.verdicts)
+        os.kill(self.pid, signal.SIGUSR2)
+        self._wait(lambda: len(self.log.verdicts) > before, "the rewriting of its memory", timeout_s)
+        return int(self.log.verdicts[-1]["wrong_words"])
+
     def end(self) -> None:
         """Ends every process of this run that is still there, and waits until they are gone."""
         victims: list[psutil.Process] = []

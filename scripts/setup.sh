@@ -26,4 +26,4 @@ pip=("$venv/bin/python" -m pip -q --disable-pip-version-check)
     "nvidia-cuda-runtime>=13.0,<13.1" "nvidia-nvvm>=13.0,<13.1" \
     "cmake>=3.26,<5" "ninja>=1.11,<2"
 CMAKE_BUILD_PARALLEL_LEVEL="${CMAKE_BUILD_PARALLEL_LEVEL:-2}" PATH="$PWD/$venv/bin:$PATH" \
-    "${pip[@]}" install --no-build-isolation -C cmake.define.WOODFROG_WERROR=ON -e '.[test]'
+    "${pip[@]}" install --no-build-isolation -C cmake.define.WOODFROG_WERROR=ON -C cmake.define.WOODFROG_KERNELS=ON -e '.[test]'

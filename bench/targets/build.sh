@@ -56,10 +56,11 @@ fresh() {
     return 0
 }
 
-# driver_target NAME [KERNELS] [FOLDER] : NAME.cpp on the driver API, with the PTX of KERNELS.cu inside
+# driver_target NAME [KERNELS] [FOLDER] [SOURCE...] : NAME.cpp on the driver API, with the PTX of KERNELS.cu inside
 driver_target() {
-    local name=$1 kernels=${2:-} folder=${3:-$here} ptx=() sources
-    sources=("$folder/$name.cpp" "$here/driver_support.hpp" "$here/protocol.hpp")
+    local name=$1 kernels=${2:-} folder=${3:-$here} ptx=() sources more
+    more=("${@:4}")
+    sources=("$folder/$name.cpp" "$here/driver_support.hpp" "$here/protocol.hpp" "${more[@]}")
     [[ -n $kernels ]] && sources+=("$here/$kernels.cu")
     fresh "$out/$name" "${sources[@]}" && return 0
     if [[ -n $kernels ]]; then
@@ -74,7 +75,7 @@ driver_target() {
     nm -u "$out/$name.o" | awk '$2 ~ /^cu[A-Z]/ { print "void " $2 "(void) {}" }' > "$out/link-$name/driver.c" || return 1
     "${CC:-gcc}" -shared -fPIC -Wl,-soname,libcuda.so.1 -o "$out/link-$name/libcuda.so" "$out/link-$name/driver.c" ||
         return 1
-    "$cxx" -o "$out/$name.new" "$out/$name.o" -L"$out/link-$name" -lcuda || return 1
+    "$cxx" -std=c++20 -O2 "${warnings[@]}" -o "$out/$name.new" "$out/$name.o" "${more[@]}" -L"$out/link-$name" -lcuda || return 1
     mv "$out/$name.new" "$out/$name"
 }
 
@@ -94,7 +95,7 @@ build() {
 
 build driver_target driver_api driver_api_kernels
 build driver_target fill_state fill_state_kernels
-build driver_target launch_loop launch_loop_kernels
+build driver_target launch_loop launch_loop_kernels "$here" "$here/../../native/interpose/elf_lookup.cpp"
 build driver_target alloc_churn
 build driver_target allocation_calls "" "$here/../../tests/gpu/programs"
 build runtime_target md shared

@@ -141,7 +141,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=4, help="sequences decoded at once")
     arguments = parser.parse_args()
     protocol.set_environment()
-    log = protocol.Log(arguments.log, arguments.pace_ms)
+    log = protocol.Log(arguments.log, arguments.pace_ms, arguments.hold)
 
     import torch
 

@@ -1,6 +1,7 @@
 // fill_state: a target that is nothing but state. It fills X GiB of GPU memory with a pattern, then steps a counter in
-// module memory and, on SIGUSR1, checks every byte on the GPU. The benchmarks of the data path and of whole cycles
-// measure with it, since its size is exact and its contents can be verified in milliseconds.
+// module memory and, on SIGUSR1, checks every byte on the GPU; on SIGUSR2 it writes all of it anew and then checks it.
+// The benchmarks of the data path and of whole cycles measure with it, since its size is exact and its contents can be
+// verified in milliseconds.
 //
 //   --state-gib X     GPU state in GiB (1)          --buffers N   allocations it lies in (8)
 //   --steps N         steps; 0: until SIGTERM (0)   --write-mib M rewrite this much of the state in each step (0)
@@ -15,9 +16,14 @@ TARGET_EMBED_PTX(fill_state_ptx);
 namespace {
 
 volatile std::sig_atomic_t verify_wanted = 0;
+volatile std::sig_atomic_t rewrite_wanted = 0;
 volatile std::sig_atomic_t stop_wanted = 0;
 
 void on_verify(int) {
+    verify_wanted = 1;
+}
+void on_rewrite(int) {
+    rewrite_wanted = 1;
     verify_wanted = 1;
 }
 void on_stop(int) {
@@ -119,6 +125,8 @@ int main(int argc, char **argv) {
     struct sigaction action{};
     action.sa_handler = on_verify;
     sigaction(SIGUSR1, &action, nullptr);
+    action.sa_handler = on_rewrite;
+    sigaction(SIGUSR2, &action, nullptr);
     action.sa_handler = on_stop;
     sigaction(SIGTERM, &action, nullptr);
     sigaction(SIGINT, &action, nullptr);
@@ -142,6 +150,10 @@ int main(int argc, char **argv) {
         target::launch(step_kernel, 1, 1, nullptr, step_result);
         if (write_bytes != 0)
             state.rewrite(write_bytes);
+        if (rewrite_wanted) {
+            rewrite_wanted = 0;
+            state.rewrite(state_bytes);
+        }
         uint64_t counter = 0;
         TARGET_CHECK(cuMemcpyDtoH(&counter, step_result, sizeof counter));
         digest.add(counter);

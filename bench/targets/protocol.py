@@ -16,7 +16,10 @@ import struct
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
+
+HOLD_S = 0.01  # how often a target that waits looks whether it may go on
 
 
 def parser(description: str, *, steps: int, state_gib: float | None = None) -> argparse.ArgumentParser:
@@ -25,6 +28,12 @@ def parser(description: str, *, steps: int, state_gib: float | None = None) -> a
     result.add_argument("--log", default="", metavar="FILE", help="append JSON lines to FILE (default: stdout)")
     result.add_argument("--steps", type=int, default=steps, help=f"steps to run (default {steps})")
     result.add_argument("--pace-ms", type=float, default=0.0, help="pause after each step, in milliseconds")
+    result.add_argument(
+        "--hold",
+        default="",
+        metavar="FILE",
+        help="go no further than the step whose number FILE holds, if it is there",
+    )
     result.add_argument("--seed", type=int, default=1, help="seed of every random number")
     result.add_argument("--device", default="cuda", help="torch device (cpu: to check the program's logic)")
     if state_gib is not None:
@@ -66,8 +75,9 @@ def float_bits(value: float) -> str:
 class Log:
     """The target's log and the running digest over all its step values."""
 
-    def __init__(self, path: str, pace_ms: float = 0.0) -> None:
+    def __init__(self, path: str, pace_ms: float = 0.0, hold: str = "") -> None:
         self._path = path
+        self._hold = Path(hold) if hold else None
         self._pace_s = pace_ms / 1000.0
         self._digest = hashlib.sha256()
         self._steps = 0
@@ -91,12 +101,23 @@ class Log:
         self._line(target=target, pid=os.getpid(), state_bytes=state_bytes, time_s=time.time(), **extra)
 
     def step(self, value: str, **extra: Any) -> None:
-        """The line of one step; ``value`` holds its observable result exactly. Then pauses as ``--pace-ms`` asks."""
+        """The line of one step; ``value`` holds its observable result exactly. Then pauses as asked."""
         self._steps += 1
         self._digest.update(value.encode())
         self._line(step=self._steps, time_s=time.time(), value=value, **extra)
-        if self._pace_s > 0:
+        held = self._held()
+        if self._pace_s > 0 and (self._hold is None or held):
             time.sleep(self._pace_s)
+        while held and self._steps >= held:
+            time.sleep(HOLD_S)
+            held = self._held()
+
+    def _held(self) -> int:
+        """The last step that may be made, 0 when nothing is held: then there is no pace either."""
+        try:
+            return int(self._hold.read_text()) if self._hold is not None else 0
+        except FileNotFoundError:
+            return 0
 
     def note(self, **members: Any) -> None:
         """A line about something else."""

@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--warm-up", type=int, default=2, help="steps before the first logged one")
     arguments = parser.parse_args()
     protocol.set_environment()
-    log = protocol.Log(arguments.log, arguments.pace_ms)
+    log = protocol.Log(arguments.log, arguments.pace_ms, arguments.hold)
 
     import torch
     import torchvision  # type: ignore[import-not-found,import-untyped,unused-ignore]

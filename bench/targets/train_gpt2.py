@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--save-to", default="", metavar="FOLDER", help="where to")
     arguments = parser.parse_args()
     protocol.set_environment()
-    log = protocol.Log(arguments.log, arguments.pace_ms)
+    log = protocol.Log(arguments.log, arguments.pace_ms, arguments.hold)
 
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel  # type: ignore[import-not-found,unused-ignore]

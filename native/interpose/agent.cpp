@@ -5,6 +5,7 @@
 #include "agent.hpp"
 
 #include "capture.hpp"
+#include "control_memory.hpp"
 #include "debug.hpp"
 #include "ending.hpp"
 #include "fork.hpp"
@@ -139,6 +140,8 @@ class Agent {
             } else if (!answer(packet, obey(type, packet), began)) {
                 return lost();
             }
+            if (type == Type::resume && state_ == State::running)
+                settle_control_memory(); // takes some 30 ms, and the target runs already
             if (type == Type::detach)
                 return;
         }
@@ -161,6 +164,8 @@ class Agent {
             return {};
         case Type::ping:
             return {};
+        case Type::control_memory:
+            return prepare_control(packet);
         default:
             return {Status::bad_message, CUDA_SUCCESS, packet.header.type, "an unknown command"};
         }
@@ -238,7 +243,21 @@ class Agent {
         if (state_ != State::running)
             resume();
         state_ = State::running;
-        return {};
+        return {Status::ok, CUDA_SUCCESS, control_memory_taken(), ""};
+    }
+
+    Outcome prepare_control(const Packet &packet) {
+        wire::Control body{};
+        if (packet.payload.size() != sizeof(body))
+            return {Status::bad_message, CUDA_SUCCESS, 0, "control_memory has the wrong length"};
+        if (state_ != State::running)
+            return wrong_state("control_memory");
+        memcpy(&body, packet.payload.data(), sizeof(body));
+        if (body.offer == 0) {
+            settle_control_memory();
+            return {};
+        }
+        return {Status::ok, CUDA_SUCCESS, offer_control_memory(body.bytes), ""};
     }
 
     // A batch of returned handles; the reply follows the last one and tells the first failure.
@@ -292,11 +311,14 @@ class Agent {
     // The daemon is gone without a detach.
     void lost() {
         returning_ = Outcome{};
-        if (state_ == State::released || state_ == State::running)
+        if (state_ == State::released)
             return;
-        debug("the daemon is gone: the target runs on");
-        resume();
-        state_ = State::running;
+        if (state_ != State::running) {
+            debug("the daemon is gone: the target runs on");
+            resume();
+            state_ = State::running;
+        }
+        settle_control_memory();
     }
 
     static Deadline now() { return std::chrono::steady_clock::now(); }

@@ -3,6 +3,7 @@
 // exec, and nothing of the parent's memory is written.
 #include "fork.hpp"
 
+#include "control_memory.hpp"
 #include "gate.hpp"
 #include "inherited.hpp"
 #include "kept_fd.hpp"
@@ -18,6 +19,7 @@ void in_child() {
     gate_forget();
     kept_fds_after_fork_in_child();
     inherited_files_after_fork_in_child();
+    control_memory_after_fork_in_child();
 }
 
 } // namespace

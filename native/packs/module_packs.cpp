@@ -208,15 +208,16 @@ void bind_reading(nb::module_ &m) {
         "refill_from_packs",
         [](const std::vector<PieceArgument> &pieces, const nb::bytes &digests, const nb::bytes &locations,
            const PackArgument &packs, Arena &arena, uint64_t arena_offset, uint64_t arena_bytes, uint64_t chunk_bytes,
-           unsigned threads, Progress *progress) {
+           bool check, unsigned threads, Progress *progress) {
             const std::vector<Piece> copied = to_pieces(pieces);
-            with_stored(
-                "refill_from_packs", digests, locations, packs, progress, [&](const Stored &stored, Progress &p) {
-                    refill_from_packs(copied, stored, {arena, arena_offset, arena_bytes}, {chunk_bytes, threads}, p);
-                });
+            with_stored("refill_from_packs", digests, locations, packs, progress,
+                        [&](const Stored &stored, Progress &p) {
+                            refill_from_packs(copied, stored, {arena, arena_offset, arena_bytes},
+                                              {chunk_bytes, threads, check}, p);
+                        });
         },
         "pieces"_a, "digests"_a, "locations"_a, "packs"_a, "arena"_a, "arena_offset"_a, "arena_bytes"_a, nb::kw_only(),
-        "chunk_bytes"_a, "threads"_a = 0, "progress"_a = nb::none());
+        "chunk_bytes"_a, "check"_a = true, "threads"_a = 0, "progress"_a = nb::none());
     m.def(
         "refill_arena_from_packs",
         [](Arena &arena, const std::vector<RangeArgument> &ranges, const nb::bytes &digests, const nb::bytes &locations,

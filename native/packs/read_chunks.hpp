@@ -50,7 +50,9 @@ void throw_damaged(size_t index, const std::string &reason);
 // One thread's.
 class ChunkReader {
   public:
-    ChunkReader(const PackFiles &files, transfer::Progress &progress) : files_(files), progress_(progress) {}
+    // Without `check`, decoded chunks are as they came: their digests are compared elsewhere.
+    ChunkReader(const PackFiles &files, transfer::Progress &progress, bool check = true)
+        : files_(files), progress_(progress), check_(check) {}
 
     // In the order given; neighbours in the list that are neighbours in a pack are read together. A chunk with no bytes
     // in the file, or bytes that the disk cannot read, is damaged like one with wrong bytes. Other failures throw.
@@ -65,6 +67,7 @@ class ChunkReader {
 
     const PackFiles &files_;
     transfer::Progress &progress_;
+    const bool check_;
     Coder coder_;
     Buffer scratch_;
     uint64_t scratch_start_ = 0; // the offset in the pack of scratch_'s first byte

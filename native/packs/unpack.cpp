@@ -141,11 +141,11 @@ void refill_from_packs(const std::vector<transfer::Piece> &pieces, const Stored 
         data.push_back(&task);
     }
     Pool<ChunkReader> readers;
-    transfer::refill_through(copies, ring, slot, transfer::thread_count(options.threads), progress,
-                             [&](size_t i, uint8_t *to) {
-                                 readers.with([&] { return std::make_unique<ChunkReader>(files, progress); },
-                                              [&](ChunkReader &reader) { plan.fill(*data[i], to, reader); });
-                             });
+    transfer::refill_through(
+        copies, ring, slot, transfer::thread_count(options.threads), progress, [&](size_t i, uint8_t *to) {
+            readers.with([&] { return std::make_unique<ChunkReader>(files, progress, options.check); },
+                         [&](ChunkReader &reader) { plan.fill(*data[i], to, reader); });
+        });
 }
 
 void refill_arena_from_packs(transfer::Arena &arena, const std::vector<transfer::Range> &ranges, const Stored &stored,

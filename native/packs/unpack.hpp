@@ -1,6 +1,6 @@
 // The operations that read packs: into GPU memory, the arena and files, or only to see whether all is there. Chunks are
 // cut as everywhere: each piece or range starts one, its last may be short. All of them check everything first
-// (plan.hpp) and compare every chunk with its digest before it goes on.
+// (plan.hpp) and compare every chunk with its digest before it goes on, unless told not to.
 #pragma once
 #include "file_pieces.hpp"
 #include "records.hpp"
@@ -21,7 +21,8 @@ struct Stored {
 
 struct UnpackOptions {
     uint64_t chunk_bytes;
-    unsigned threads; // 0: see thread_count()
+    unsigned threads;  // 0: see thread_count()
+    bool check = true; // whether each chunk is compared with its digest; if not, whoever asks compares them
 };
 
 // Packs → ring → GPU. Zeros are set there.

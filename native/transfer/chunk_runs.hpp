@@ -37,8 +37,10 @@ struct ChunkPlan {
     uint64_t size_bytes = 0;
 };
 
-// A run of at least this is copied as it lies: at 55 GB/s it takes 19 us, several times what submitting a copy costs.
-constexpr uint64_t direct_run_bytes = 1ull << 20;
+// A run of at least this is copied as it lies. Shorter ones are gathered: on an H200, with nine chunks of ten new in
+// random places, direct copies of 1 MiB between the gathered ones brought the drain from 51 to 35 GB/s
+// (bench/results/h200).
+constexpr uint64_t direct_run_bytes = 8ull << 20;
 
 // The chunks take the slots of the ranges of places one after the other. TransferError(-EINVAL, operation) if ranges
 // overlap, have too few slots, or the positions make no sense; that the places exist is the caller's to check.

@@ -32,13 +32,8 @@ struct HashVariant {
 
 // The one in use first. Their kernels are woodfrog_hash_NAME.
 constexpr HashVariant hash_variants[] = {
-    {"multiply_permute_staged_256", 256},
-    {"multiply_staged_256", 256},
-    {"multiply_permute_staged_128", 128},
-    {"multiply_permute_direct_256", 256},
-    {"permute_staged_256", 256},
-    {"shift_staged_256", 256},
-    {"shift_direct_128", 128},
+    {"staged_256", 256},
+    {"direct_128", 128},
 };
 
 enum class HashWay {

@@ -80,6 +80,9 @@
 #define WF_FIELDS_empty(F)
 #define WF_FIELDS_quiesce(F)                                                                                           \
     F(operation, uint64_t, 1, "Q") F(timeout_ms, uint32_t, 1, "I") F(reserved, uint32_t, 1, "I")
+// offer 0: what was offered and not taken is taken back. bytes: what to make ready if the agent knows no better.
+#define WF_FIELDS_control(F)                                                                                           \
+    F(bytes, uint64_t, 1, "Q") F(offer, uint32_t, 1, "I") F(reserved, uint32_t, 1, "I")
 #define WF_FIELDS_reply(F)                                                                                             \
     F(elapsed_us, uint64_t, 1, "Q")                                                                                    \
     F(value, uint64_t, 1, "Q")                                                                                         \
@@ -120,7 +123,8 @@
     M(detach, 36, empty, empty, "daemon")         /* reply, then close the socket and sleep for the wake signal */     \
     M(return_batch, 37, empty, handle, "daemon")  /* fds; import, map, set access; reply only after the LAST batch */  \
     M(resume, 38, empty, empty, "daemon")         /* gate open */                                                      \
-    M(ping, 39, empty, empty, "daemon")
+    M(ping, 39, empty, empty, "daemon")                                                                                \
+    M(control_memory, 40, control, empty, "daemon") /* memory for the control state, made ready while running */
 // clang-format on
 
 #ifdef __cplusplus
@@ -140,6 +144,7 @@ template <typename T> struct Field<T, 1> {
 WF_DECLARE(Header, WF_FIELDS_header)
 WF_DECLARE(Hello, WF_FIELDS_hello)
 WF_DECLARE(Quiesce, WF_FIELDS_quiesce)
+WF_DECLARE(Control, WF_FIELDS_control)
 WF_DECLARE(Reply, WF_FIELDS_reply)
 WF_DECLARE(Survey, WF_FIELDS_survey)
 WF_DECLARE(Device, WF_FIELDS_device)

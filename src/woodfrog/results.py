@@ -44,6 +44,7 @@ class CheckpointResult(_Jsonable):
     chunks: int = 0  # of GPU memory
     new_chunks: int = 0
     parent: str = ""  # the image of this target before this one
+    control_memory_bytes: int = 0  # of memory that was ready before the driver asked for it
     ring: bool = False  # the host arena could not hold what is new: it went to the store while the target waited
     phases: dict[str, float] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)

@@ -4,8 +4,10 @@
 #include <atomic>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <map>
+#include <sys/mman.h>
 
 #include "address_space.hpp"
 #include "config.hpp"
@@ -22,6 +24,7 @@ namespace {
 std::atomic<CUprocessState> current_state{CU_PROCESS_STATE_RUNNING};
 // Whether memory of another process was mapped when the checkpoint was made: its contents are not ours to save.
 bool had_imported_memory = false;
+uint64_t *control_state = nullptr; // config().control_state_bytes of it while checkpointed
 
 std::string text_of(const CUuuid &uuid) {
     return {uuid.bytes, sizeof uuid.bytes};
@@ -53,6 +56,38 @@ std::vector<Device> remapped(const GpuPairs &pairs) {
             return {};
     }
     return result;
+}
+
+uint64_t control_word(size_t index) {
+    return 0x9e3779b97f4a7c15u * (index + 1);
+}
+
+// The real driver maps one piece of private memory, populated by the kernel, and fills it.
+bool save_control_state() {
+    const size_t size = config().control_state_bytes;
+    if (size == 0)
+        return true;
+    void *memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    if (memory == MAP_FAILED)
+        return false;
+    control_state = static_cast<uint64_t *>(memory);
+    for (size_t i = 0; i < size / sizeof(uint64_t); i++) {
+        if (control_state[i] != 0)
+            std::abort(); // the kernel's memory is clear
+        control_state[i] = control_word(i);
+    }
+    return true;
+}
+
+bool load_control_state() {
+    bool whole = true;
+    const size_t size = config().control_state_bytes;
+    for (size_t i = 0; i < size / sizeof(uint64_t); i++)
+        whole &= control_state[i] == control_word(i);
+    if (size != 0)
+        munmap(control_state, size);
+    control_state = nullptr;
+    return whole;
 }
 
 } // namespace
@@ -108,6 +143,13 @@ CUresult checkpoint_save() {
         ptx::resume_workers();
         return error.code;
     }
+    if (!save_control_state()) {
+        space.attach_all();
+        for (const auto &physical : memories)
+            physical->drop_saved();
+        ptx::resume_workers();
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
     for (const auto &physical : memories)
         physical->unload();
     current_state = CU_PROCESS_STATE_CHECKPOINTED;
@@ -150,6 +192,11 @@ CUresult checkpoint_load(const GpuPairs &pairs) {
     }
     for (const auto &physical : memories)
         physical->drop_saved();
+    if (!load_control_state()) {
+        std::fprintf(stderr, "simulated GPU: the control state is not what was saved\n");
+        current_state = CU_PROCESS_STATE_FAILED;
+        return CUDA_ERROR_UNKNOWN;
+    }
     ptx::resume_workers();
     current_state = CU_PROCESS_STATE_LOCKED;
     return CUDA_SUCCESS;

@@ -46,6 +46,13 @@ Config read_config() {
             complain("WOODFROG_SIMGPU_MEMORY", v);
         }
     }
+    if (const char *v = std::getenv("WOODFROG_SIMGPU_CONTROL_STATE")) {
+        if (auto n = parse_size_bytes(v)) {
+            c.control_state_bytes = *n;
+        } else {
+            complain("WOODFROG_SIMGPU_CONTROL_STATE", v);
+        }
+    }
     if (const char *v = std::getenv("WOODFROG_SIMGPU_DRIVER_VERSION")) {
         auto n = parse_integer(v);
         if (n && *n >= 12000) {

@@ -374,11 +374,13 @@ def refill_from_packs(
     arena_bytes: int,
     *,
     chunk_bytes: int,
+    check: bool = True,
     threads: int = 0,
     progress: Progress | None = None,
 ) -> None:
     """Packs to GPU through [arena_offset, +arena_bytes) as a ring. pieces are cut as by drain_to_file, a digest and a
     location a chunk; packs: number to descriptor. A chunk that does not have its digest is not copied: IntegrityError.
+    Without `check` nothing is compared, which is then the caller's duty (hash_device, once all is there).
     ZERO chunks are set on the GPU, nothing is read. A chunk that is ABSENT: TransferError (-ENOENT), nothing moved."""
 
 def refill_arena_from_packs(

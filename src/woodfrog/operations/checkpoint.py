@@ -211,6 +211,8 @@ class Checkpoint(FreezingOperation):
         self._frozen.notes.image = plan.name
         self._frozen.notes.directory = str(self._writer.directory)
         self._draft = manifests.Draft.of(context, surveyed, self._frozen.notes)
+        if not request.precopy:  # its pause would give the offered memory back
+            self._offer_control_memory(surveyed.simulated)
 
     def _take_spaces(self, sizes_bytes: dict[int, int]) -> None:
         """Arena memory near each device, by the target's ordinals."""
@@ -238,6 +240,7 @@ class Checkpoint(FreezingOperation):
         wanted = {device: min(size_bytes, left_bytes) for device, size_bytes in plan.arena_bytes.items()}
         if sum(wanted.values()) <= arenas.free_bytes and room.arena_can_take(arenas, sum(wanted.values())):
             self._take_spaces(wanted)
+        self._offer_control_memory(plan.surveyed.simulated)
 
     def _handover(self) -> None:
         target = self._target
@@ -404,6 +407,7 @@ class Checkpoint(FreezingOperation):
             "chunks": increment.chunk_count if increment else 0,
             "new_chunks": increment.new_chunk_count if increment else 0,
             "ring": increment.streamed if increment else False,
+            "control_memory_bytes": self._target.control_memory_taken,
         }
 
     def _stall_parts(self) -> dict[str, float]:

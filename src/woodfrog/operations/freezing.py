@@ -5,6 +5,7 @@ Each owns what it took here until its `run` is over. Must never free arena space
 
 from __future__ import annotations
 
+from woodfrog.operations import room
 from woodfrog.operations.context import Context
 from woodfrog.operations.data import GpuData
 from woodfrog.operations.frozen import FrozenTarget
@@ -50,6 +51,9 @@ class FreezingOperation:
     def _gpu_bytes(self) -> int:
         return self._data.size_bytes if self._data is not None else 0
 
+    def _offer_control_memory(self, simulated: bool) -> None:
+        self._target.offer_control_memory(room.control_state_bytes(simulated))
+
     def _quiesce(self) -> None:
         self._target.quiesce(self._timeout_s)
 
@@ -70,6 +74,8 @@ class FreezingOperation:
 
     def _release(self) -> None:
         """Everything that the operation itself still holds; safe to repeat."""
+        if self._frozen is not None:
+            self._frozen.withdraw_control_memory()
         self._release_data()
         for space in self._spaces.values():
             space.free()

@@ -7,6 +7,7 @@ are the same code. The order is ARCHITECTURE's ("Order within a checkpoint"), an
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,8 @@ from woodfrog.target.identity import Identity
 from woodfrog.target.link import AgentLink
 from woodfrog.target.memory import Mapping
 from woodfrog.target.process import ProcessTree
+
+log = logging.getLogger(__name__)
 
 AGENT_TIMEOUT_S = 30.0  # an agent answers within milliseconds; a machine that swaps takes longer
 SETTLE_TIMEOUT_S = 120.0  # a checkpoint or restore of the driver's own: 16 s measured at 16 GiB
@@ -41,6 +44,8 @@ class FrozenTarget:
         self.record = Record(context.keeper, target_key(notes.pid, notes.start_ticks))
         self.fds: list[int] = []
         self.mappings: list[Mapping] = []
+        self.control_memory_offered = 0  # bytes, see `offer_control_memory`
+        self.control_memory_taken = 0  # of them, by the driver; known once the target runs again
         self.quiesced_at: float = 0.0  # monotonic; when the target began to wait
         self.resumed_at: float = 0.0
         self.paused_s: float = 0.0  # before that
@@ -52,6 +57,23 @@ class FrozenTarget:
         return DriverProcess(self.notes.pid)
 
     # ── the way in ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def offer_control_memory(self, size_bytes: int) -> None:
+        """The target, which still runs, makes memory ready for what the driver is going to save. Saves time only."""
+        if self.notes.managed:
+            self.control_memory_offered = self.link().offer_control_memory(size_bytes)
+
+    def withdraw_control_memory(self) -> None:
+        """What was offered and is not needed after all. Does nothing to a target that does not run."""
+        if not self.control_memory_offered:
+            return
+        self.control_memory_offered = 0
+        link = self.context.agents.link(self.notes.pid)
+        if link is not None and link.state == "running":
+            try:
+                link.withdraw_control_memory()
+            except WoodfrogError as failure:  # the agent takes it back by itself when this connection ends
+                log.warning("process %d keeps %s: %s", self.notes.pid, "memory it was to give back", failure)
 
     def quiesce(self, timeout_s: float) -> None:
         """The target's work comes to rest: by its gate, or by the driver's lock when it has none of ours."""
@@ -175,7 +197,8 @@ class FrozenTarget:
         """Memory back, gate open."""
         link = self.return_memory()
         if link is not None and link.state != "running":
-            link.resume()
+            self.control_memory_taken = link.resume()
+            self.control_memory_offered = 0  # the agent has settled it
         self.resumed_at = time.monotonic()
 
     # ── the rest ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -26,7 +26,7 @@ from woodfrog.operations import machine, room
 from woodfrog.operations.checkpoint import end_tree
 from woodfrog.operations.context import Context
 from woodfrog.operations.cpu_folder import CpuFolder
-from woodfrog.operations.data import GpuData, JointProgress
+from woodfrog.operations.data import GpuData, JointProgress, require_digests
 from woodfrog.operations.frozen import FrozenTarget
 from woodfrog.operations.history import LastImage
 from woodfrog.operations.limits import PhaseLimits
@@ -299,11 +299,7 @@ class Restore:
         progress = data.new_progress()
         with self.runner.counting("verify", progress):
             found = data.hash(manifest.chunk_bytes, progress)
-        if b"".join(found) != manifest.digests:
-            raise BadImageError(
-                "what arrived in GPU memory is not what the image holds",
-                advice="`woodfrog verify` the image; if it is whole, this machine's memory or bus is at fault",
-            )
+        require_digests(manifest.digests, b"".join(found))
 
     def _commit(self) -> None:
         # What is needed afterwards is looked up before: once the target runs, nothing here may fail and end it again.

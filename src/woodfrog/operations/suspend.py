@@ -140,6 +140,8 @@ class Suspend(FreezingOperation):
 
         self._frozen = FrozenTarget(self._context, surveyed.notes("suspend"))
         self._frozen.notes.level = self._request.level
+        if self._request.level != WARM:
+            self._offer_control_memory(surveyed.simulated)
 
     def _handover(self) -> None:
         target = self._target

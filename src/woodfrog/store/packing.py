@@ -1,12 +1,15 @@
 """Filling packs: chunks go to the end of a growing file; a file that is large enough becomes durable in the background
 while the next one is filled. Used by sessions, and by prune and repair for what they save.
 
-Nothing gets its key before `finish`, except on a remote tier, where a pack without an index is harmless as well.
+Much data fills several packs side by side (lanes): writes into one file wait for each other in most file systems, tmpfs
+and ext4 among them. Nothing gets its key before `finish`, except on a remote tier, where a pack without an index is
+harmless as well.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -18,7 +21,9 @@ from woodfrog.store.indexes import IndexedPack
 from woodfrog.store.records import CHUNK_BYTES, stored_sizes_of
 from woodfrog.store.tiers.protocol import TemporaryFile, Tier
 
-_IN_FLIGHT = 2  # packs being made durable beside the one being filled: bounds the room that a remote tier's spool takes
+_IN_FLIGHT = 2  # packs being made durable beside those being filled: bounds the room that a remote tier's spool takes
+_MOST_LANES = 16  # a tmpfs takes 2 GB/s into one file; memory carries no more than that many
+_LANE_BYTES = 64 << 20  # less than this for each is not worth a lane: a pack of its own, and a thread
 
 
 @dataclass(frozen=True)
@@ -40,14 +45,27 @@ class _Growing:
         return IndexedPack(self.name, self.size_bytes, b"".join(self.records))
 
 
+@dataclass(frozen=True)
+class _Job:
+    """What is the same for all chunks of one `write`."""
+
+    sources: Sequence[Arena | int]
+    compress: str
+    level: int
+    threads: int
+    progress: Progress | None
+    stopped: threading.Event
+
+
 class Packer:
     """Owns its temporary files until `finish` or `close`. Not for several threads at once."""
 
     def __init__(self, tier: Tier, chunk_bytes: int) -> None:
         self._tier = tier
         self._chunk_bytes = chunk_bytes
-        self._growing: _Growing | None = None
+        self._open: list[_Growing] = []  # with room for more, and in no lane's hands
         self._sealed: list[tuple[_Growing, Future[None]]] = []
+        self._sealing = threading.Lock()  # of `_sealed` and the making of `_pool`
         self._pool: ThreadPoolExecutor | None = None
         self.stored_bytes = 0  # of all chunks written
 
@@ -61,32 +79,30 @@ class Packer:
         threads: int = 0,
         progress: Progress | None = None,
     ) -> Written:
-        """See WriteSession.write."""
-        done: list[bytes] = []
-        at = 0
-        while at < len(chunks):
-            growing = self._current()
-            room = max(1, (self._tier.pack_bytes - growing.size_bytes) // self._chunk_bytes)
-            some = chunks[at : at + room * CHUNK_BYTES]
-            with space.telling_full(self._tier.spool):
-                records, growing.name = write_pack(
-                    growing.file.fd, some, sources, compress=compress, level=level, threads=threads, progress=progress
-                )
-            growing.size_bytes = os.fstat(growing.file.fd).st_size
-            growing.records.append(records)
-            done.append(records)
-            at += len(some)
-            fault_point("store.pack.written")
-            if growing.size_bytes + self._chunk_bytes > self._tier.pack_bytes:
-                self._seal()
+        """See WriteSession.write. Returns, or raises, when every lane is at rest."""
+        processors = threads or len(os.sched_getaffinity(0))
+        lanes = self._lanes(len(chunks) // CHUNK_BYTES * self._chunk_bytes, processors)
+        job = _Job(sources, compress, level, max(1, processors // lanes), progress, threading.Event())
+        if lanes == 1:
+            done = self._write_lane(chunks, job)
+        else:
+            each = -(-(len(chunks) // CHUNK_BYTES) // lanes) * CHUNK_BYTES
+            parts = [chunks[at : at + each] for at in range(0, len(chunks), each)]
+            with ThreadPoolExecutor(len(parts), thread_name_prefix="woodfrog-lane") as pool:
+                futures = [pool.submit(self._write_lane, part, job) for part in parts]
+            # A lane that stopped for another one's sake has nothing to say.
+            failures = [failure for future in futures if (failure := future.exception()) is not None]
+            if failures:
+                raise next((failure for failure in failures if not isinstance(failure, _StoppedError)), failures[0])
+            done = [records for future in futures for records in future.result()]
         stored = sum(sum(stored_sizes_of(records)) for records in done)
         self.stored_bytes += stored
         return Written(done, stored)
 
     def finish(self) -> list[IndexedPack]:
         """All packs durable under their keys; they are in no index yet."""
-        if self._growing is not None:
-            self._seal()
+        while self._open:
+            self._seal(self._open.pop())
         sealed, self._sealed = self._sealed, []
         try:
             for _, future in sealed:
@@ -102,27 +118,71 @@ class Packer:
         """Drops what has no key. Calling it again does nothing."""
         sealed, self._sealed = self._sealed, []
         self._drop(sealed)
-        if self._growing is not None:
-            self._growing.file.close()
-            self._growing = None
+        while self._open:
+            self._open.pop().file.close()
         if self._pool is not None:
             self._pool.shutdown()
             self._pool = None
 
-    def _current(self) -> _Growing:
-        if self._growing is None:
-            self._growing = _Growing(self._tier.new_file())
-        return self._growing
+    def _lanes(self, size_bytes: int, processors: int) -> int:
+        """How many packs to fill side by side: one on a remote tier, whose spool has room for a few packs only."""
+        if not self._tier.local:
+            return 1
+        return max(1, min(size_bytes // _LANE_BYTES, processors, _MOST_LANES))
 
-    def _seal(self) -> None:
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(_IN_FLIGHT, thread_name_prefix="woodfrog-pack")
-        waiting = [future for _, future in self._sealed if not future.done()]
+    def _write_lane(self, chunks: bytes, job: _Job) -> list[bytes]:
+        """Chunks into one pack after the other; the last one stays open for more."""
+        done: list[bytes] = []
+        growing: _Growing | None = None
+        at = 0
+        try:
+            while at < len(chunks):
+                if job.stopped.is_set():
+                    raise _StoppedError
+                growing = growing or self._take()
+                room = max(1, (self._tier.pack_bytes - growing.size_bytes) // self._chunk_bytes)
+                some = chunks[at : at + room * CHUNK_BYTES]
+                with space.telling_full(self._tier.spool):
+                    records, growing.name = write_pack(
+                        growing.file.fd,
+                        some,
+                        job.sources,
+                        compress=job.compress,
+                        level=job.level,
+                        threads=job.threads,
+                        progress=job.progress,
+                    )
+                growing.size_bytes = os.fstat(growing.file.fd).st_size
+                growing.records.append(records)
+                done.append(records)
+                at += len(some)
+                fault_point("store.pack.written")
+                if growing.size_bytes + self._chunk_bytes > self._tier.pack_bytes:
+                    full, growing = growing, None
+                    self._seal(full)
+        except BaseException:
+            job.stopped.set()
+            raise
+        finally:
+            if growing is not None:
+                self._open.append(growing)
+        return done
+
+    def _take(self) -> _Growing:
+        """A pack with room. Lists' pop and append are atomic, so lanes need no lock here."""
+        try:
+            return self._open.pop()
+        except IndexError:
+            return _Growing(self._tier.new_file())
+
+    def _seal(self, growing: _Growing) -> None:
+        with self._sealing:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(_IN_FLIGHT, thread_name_prefix="woodfrog-pack")
+            waiting = [future for _, future in self._sealed if not future.done()]
+            self._sealed.append((growing, self._pool.submit(self._secure, growing)))
         if len(waiting) >= _IN_FLIGHT:
             waiting[0].result()
-        assert self._growing is not None
-        growing, self._growing = self._growing, None
-        self._sealed.append((growing, self._pool.submit(self._secure, growing)))
 
     def _secure(self, growing: _Growing) -> None:
         if self._tier.local:
@@ -136,3 +196,7 @@ class Packer:
             if not future.cancel():
                 future.exception()  # its error was raised by `finish`, or something else failed first
             growing.file.close()
+
+
+class _StoppedError(Exception):
+    """This lane stopped because another one failed."""

@@ -196,9 +196,19 @@ class AgentLink:
         ]
         self._exchange("return_batch", batches, timeout_s=timeout_s)
 
-    def resume(self, timeout_s: float = _DEFAULT_TIMEOUT_S) -> None:
-        """Open the gate."""
-        self._command("resume", timeout_s=timeout_s)
+    def resume(self, timeout_s: float = _DEFAULT_TIMEOUT_S) -> int:
+        """Open the gate; how many bytes of the memory offered for the control state the driver had taken."""
+        return int(self._command("resume", timeout_s=timeout_s).body["value"])
+
+    def offer_control_memory(self, size_bytes: int, timeout_s: float = _DEFAULT_TIMEOUT_S) -> int:
+        """While the target runs, it makes memory for the driver's control state ready: `size_bytes`, or as much as the
+        driver took last time. How many bytes that became; 0 is no failure, the driver's checkpoint takes longer."""
+        reply = self._command("control_memory", {"bytes": size_bytes, "offer": 1}, timeout_s=timeout_s)
+        return int(reply.body["value"])
+
+    def withdraw_control_memory(self, timeout_s: float = _DEFAULT_TIMEOUT_S) -> None:
+        """What was offered and not taken is unmapped. Only while the target runs."""
+        self._command("control_memory", timeout_s=timeout_s)
 
     def ping(self, timeout_s: float = _HELLO_TIMEOUT_S) -> float:
         """Seconds until the agent answered."""

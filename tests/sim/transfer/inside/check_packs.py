@@ -152,6 +152,13 @@ def test_a_damaged_chunk_never_reaches_the_gpu(view: View, filled: Filled, fd: i
     assert caught.value.chunk == damaged
     there = read_back(view, memory, 16 * MIB)
     assert there[damaged * CHUNK : damaged * CHUNK + CHUNK] == bytes(CHUNK)
+    # Whoever compares all of it afterwards gets what was stored, and finds it by its digest.
+    transfer.refill_from_packs(
+        [(memory, 0, 16 * MIB)], digests, where, {0: fd}, view.arena, *RING, chunk_bytes=CHUNK, check=False
+    )
+    found = transfer.hash_device([(memory, 0, 16 * MIB)], chunk_bytes=CHUNK)
+    wrong = [at for at in range(len(digests) // 32) if found[at * 32 :][:32] != digests[at * 32 :][:32]]
+    assert wrong == [damaged]
 
 
 def test_a_missing_chunk_is_an_error_before_anything_moves(view: View, filled: Filled) -> None:

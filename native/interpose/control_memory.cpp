@@ -1,0 +1,185 @@
+// See control_memory.hpp. The driver calls mmap and munmap of the C library, which bind to those exported here; both
+// are the system call and nothing else unless the request is the one that is waited for. They may be called by any
+// thread, in a signal handler too: no lock, an offer is taken by one exchange.
+#include "control_memory.hpp"
+
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#ifndef MADV_POPULATE_WRITE // Linux 5.14; older headers
+#define MADV_POPULATE_WRITE 23
+#endif
+
+namespace woodfrog::interpose {
+namespace {
+
+constexpr size_t huge_page_bytes = size_t{2} << 20;
+constexpr size_t page_bytes = 4096; // of the length that the kernel rounds to; larger pages are refused below
+// Smaller populated mappings are not the control state: 333 MiB was the least that was seen (driver 580).
+constexpr size_t least_bytes = size_t{16} << 20;
+constexpr size_t piece_bytes = size_t{64} << 20; // populated at once
+
+std::atomic<uintptr_t> offered{0}; // address; its size was stored before
+std::atomic<size_t> offered_bytes{0};
+std::atomic<size_t> taken_bytes{0};
+std::atomic<size_t> learned_bytes{0};
+std::atomic<bool> watching{false}; // from an offer until it is settled
+
+// What the driver has mapped of ours, and what it has unmapped and is to be given back.
+std::atomic<uintptr_t> driver_address{0}, freed_address{0};
+std::atomic<size_t> driver_bytes{0}, freed_bytes{0};
+
+size_t round_up(size_t value, size_t unit) {
+    return (value + unit - 1) / unit * unit;
+}
+
+void *map_now(void *address, size_t length, int protection, int flags, int fd, off_t offset) {
+    // syscall sets errno as mmap does.
+    return reinterpret_cast<void *>(syscall(SYS_mmap, address, length, protection, flags, fd, offset));
+}
+
+int unmap_now(void *address, size_t length) {
+    return static_cast<int>(syscall(SYS_munmap, address, length));
+}
+
+bool is_control_state(const void *address, size_t length, int protection, int flags, int fd) {
+    constexpr int needed = MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE;
+    return address == nullptr && length >= least_bytes && protection == (PROT_READ | PROT_WRITE) && fd == -1 &&
+           (flags & ~(MAP_NORESERVE | MAP_STACK)) == needed;
+}
+
+// The offer, cut or lengthened to `length`; null if there is none.
+void *take(size_t length) {
+    const uintptr_t base = offered.exchange(0, std::memory_order_acquire);
+    if (base == 0)
+        return nullptr;
+    const size_t size = offered_bytes.load(std::memory_order_relaxed);
+    auto *memory = reinterpret_cast<uint8_t *>(base);
+    if (size > length) {
+        unmap_now(memory + length, size - length);
+    } else if (size < length) {
+        void *longer = mremap(memory, size, length, MREMAP_MAYMOVE);
+        if (longer == MAP_FAILED) {
+            unmap_now(memory, size);
+            return nullptr;
+        }
+        memory = static_cast<uint8_t *>(longer);
+        madvise(memory + size, length - size, MADV_POPULATE_WRITE); // if not, the pages come when they are touched
+    }
+    driver_bytes.store(length, std::memory_order_relaxed);
+    driver_address.store(reinterpret_cast<uintptr_t>(memory), std::memory_order_release);
+    taken_bytes.fetch_add(length, std::memory_order_relaxed);
+    return memory;
+}
+
+// Populated, huge where the kernel gives huge pages; how much of it, from its beginning.
+size_t populate(uint8_t *memory, size_t size) {
+    for (size_t done = 0; done < size; done += piece_bytes) {
+        const size_t here = size - done < piece_bytes ? size - done : piece_bytes;
+        if (madvise(memory + done, here, MADV_POPULATE_WRITE) != 0)
+            return done;
+    }
+    return size;
+}
+
+} // namespace
+
+size_t offer_control_memory(size_t bytes) {
+    settle_control_memory();
+    const char *wanted = getenv("WOODFROG_CONTROL_MEMORY");
+    if (wanted != nullptr && strcmp(wanted, "0") == 0)
+        return 0;
+    if (sysconf(_SC_PAGESIZE) != static_cast<long>(page_bytes))
+        return 0;
+    watching.store(true, std::memory_order_relaxed);
+    const size_t learned = learned_bytes.load(std::memory_order_relaxed);
+    const size_t size = round_up(learned != 0 ? learned : bytes, huge_page_bytes);
+    if (size < least_bytes)
+        return 0;
+    void *whole = map_now(nullptr, size + huge_page_bytes, PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (whole == MAP_FAILED)
+        return 0;
+    const auto start = reinterpret_cast<uintptr_t>(whole);
+    const uintptr_t base = round_up(start, huge_page_bytes);
+    if (base > start)
+        unmap_now(whole, base - start);
+    auto *memory = reinterpret_cast<uint8_t *>(base);
+    unmap_now(memory + size, start + huge_page_bytes - base);
+    madvise(memory, size, MADV_HUGEPAGE);
+    const size_t ready = populate(memory, size);
+    if (ready < size)
+        unmap_now(memory + ready, size - ready);
+    if (ready == 0)
+        return 0;
+    offered_bytes.store(ready, std::memory_order_relaxed);
+    offered.store(base, std::memory_order_release);
+    return ready;
+}
+
+size_t control_memory_taken() {
+    return taken_bytes.load(std::memory_order_relaxed);
+}
+
+void settle_control_memory() {
+    watching.store(false, std::memory_order_relaxed);
+    taken_bytes.store(0, std::memory_order_relaxed);
+    if (const uintptr_t base = offered.exchange(0, std::memory_order_acquire); base != 0)
+        unmap_now(reinterpret_cast<void *>(base), offered_bytes.load(std::memory_order_relaxed));
+    if (const uintptr_t base = freed_address.exchange(0, std::memory_order_acquire); base != 0)
+        unmap_now(reinterpret_cast<void *>(base), freed_bytes.load(std::memory_order_relaxed));
+}
+
+void control_memory_after_fork_in_child() {
+    watching.store(false, std::memory_order_relaxed);
+    driver_address.store(0, std::memory_order_relaxed);
+    settle_control_memory();
+}
+
+} // namespace woodfrog::interpose
+
+// Sanitizers have their own mmap and munmap, which must see every mapping.
+#ifndef WOODFROG_SANITIZED
+
+using namespace woodfrog::interpose;
+
+extern "C" {
+
+__attribute__((visibility("default"))) void *mmap(void *address, size_t length, int protection, int flags, int fd,
+                                                  off_t offset) noexcept {
+    if (__builtin_expect((flags & MAP_POPULATE) != 0, 0) && watching.load(std::memory_order_relaxed) &&
+        is_control_state(address, length, protection, flags, fd)) {
+        const size_t whole = round_up(length, page_bytes);
+        if (whole > learned_bytes.load(std::memory_order_relaxed))
+            learned_bytes.store(whole, std::memory_order_relaxed);
+        if (void *memory = take(whole); memory != nullptr)
+            return memory;
+    }
+    return map_now(address, length, protection, flags, fd, offset);
+}
+
+__attribute__((visibility("default"), alias("mmap"))) void *mmap64(void *address, size_t length, int protection,
+                                                                   int flags, int fd, off_t offset) noexcept;
+
+__attribute__((visibility("default"))) int munmap(void *address, size_t length) noexcept {
+    const auto base = reinterpret_cast<uintptr_t>(address);
+    if (__builtin_expect(base != 0 && base == driver_address.load(std::memory_order_relaxed), 0)) {
+        driver_address.store(0, std::memory_order_relaxed);
+        // The target waits for the driver here; the agent has time once it runs again.
+        if (watching.load(std::memory_order_relaxed) && freed_address.load(std::memory_order_relaxed) == 0 &&
+            round_up(length, page_bytes) == driver_bytes.load(std::memory_order_relaxed)) {
+            freed_bytes.store(round_up(length, page_bytes), std::memory_order_relaxed);
+            freed_address.store(base, std::memory_order_release);
+            return 0;
+        }
+    }
+    return unmap_now(address, length);
+}
+}
+
+#endif
