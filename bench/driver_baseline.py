@@ -173,19 +173,28 @@ def driver_cycle(pid: int, *, lock_timeout_s: float = 10.0) -> DriverCycle:
 
     Raises DriverError; the target then runs if the lock failed, else it is left as the driver left it.
     """
+    return DriverCycle(*driver_out(pid, lock_timeout_s=lock_timeout_s), *driver_in(pid))
+
+
+def driver_out(pid: int, *, lock_timeout_s: float = 10.0) -> tuple[float, float]:
+    """Locks the process and takes it off the GPU; the seconds of each. Raises DriverError."""
     from cuda.bindings import driver
 
     _call("cuInit", 0)
     arguments = driver.CUcheckpointLockArgs()
     arguments.timeoutMs = int(lock_timeout_s * 1000)
-    times: list[float] = []
-    for name, parameter in (
-        ("cuCheckpointProcessLock", arguments),
-        ("cuCheckpointProcessCheckpoint", None),
-        ("cuCheckpointProcessRestore", None),
-        ("cuCheckpointProcessUnlock", None),
-    ):
-        begin_s = time.perf_counter()
-        _call(name, pid, parameter)
-        times.append(time.perf_counter() - begin_s)
-    return DriverCycle(*times)
+    return (
+        _timed("cuCheckpointProcessLock", pid, arguments),
+        _timed("cuCheckpointProcessCheckpoint", pid, None),
+    )
+
+
+def driver_in(pid: int) -> tuple[float, float]:
+    """Brings a process that `driver_out` took off the GPU back; the seconds of each. Raises DriverError."""
+    return _timed("cuCheckpointProcessRestore", pid, None), _timed("cuCheckpointProcessUnlock", pid, None)
+
+
+def _timed(name: str, *arguments: Any) -> float:
+    begin_s = time.perf_counter()
+    _call(name, *arguments)
+    return time.perf_counter() - begin_s

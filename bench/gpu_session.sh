@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # One session of tests and benchmarks on a machine with a GPU, from a bare checkout to results, under a time budget.
 #
-#   STAGES="build machine doctor smoke matrix data_path cycle overhead incremental shadow store" BUDGET_S=570 OUT=folder bash bench/gpu_session.sh
+#   STAGES="build machine doctor smoke matrix data_path cycle overhead incremental shadow concurrent switch store" BUDGET_S=570 OUT=folder bash bench/gpu_session.sh
 #
 # It installs woodfrog from this checkout into a virtual environment that sees the machine's own Python packages;
 # missing packages may be carried as wheels in .carry/wheels, CRIU's prefix and an S3 server in .carry/tools.tar.xz
@@ -261,6 +261,14 @@ for name in $stages; do
         shadow)
             stage shadow "${SHADOW_S:-400}" "$python" bench/shadow.py "${quick[@]}" --work "$work" \
                 --budget-s "$((${SHADOW_S:-400} - 60))" ${SHADOW_ARGS:-}
+            ;;
+        concurrent)
+            stage concurrent "${CONCURRENT_S:-560}" "$python" bench/concurrent_drain.py "${quick[@]}" --work "$work" \
+                --budget-s "$((${CONCURRENT_S:-560} - 80))" ${CONCURRENT_ARGS:-}
+            ;;
+        switch)
+            stage switch "${SWITCH_S:-300}" "$python" bench/switch.py "${quick[@]}" --work "$work" \
+                --budget-s "$((${SWITCH_S:-300} - 60))" ${SWITCH_ARGS:-}
             ;;
         store)
             stage store "${STORE_S:-280}" "$python" bench/store.py "${quick[@]}" --work "$work" \

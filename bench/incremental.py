@@ -10,9 +10,10 @@ the target works, and so on for --rounds more.
 What really changed is read from the store, 64 bytes at a time (increments.py); a row a chunk size says what that size
 would have cost. The hash kernel is measured alone, against a kernel that only reads, in the same run.
 
-summary, of the first target: size_ratio, latency_ratio (whole calls), data_latency_ratio (phases hash, drain and write
-alone), amplification (bytes stored, uncompressed, over bytes that changed); hash_gbps, hash_ratio_to_read_ceiling. The
-same with the target's name before it for the others. Ratios are medians over the rounds, each against the first.
+summary, of the first target: size_ratio, latency_ratio (whole calls), data_latency_ratio (phases hash, capture, drain
+and write alone), amplification (bytes stored, uncompressed, over bytes that changed); hash_gbps,
+hash_ratio_to_read_ceiling. The same with the target's name before it for the others. Ratios are medians over the
+rounds, each against the first.
 
 On a machine without a GPU: put the simulated driver's folder into LD_LIBRARY_PATH and use --quick.
 """
@@ -40,7 +41,7 @@ GOALS = {
     "data_latency_ratio": "<= 0.15",
     "latency_ratio": "(GCR 0.562)",
 }
-DATA_PHASES = ("hash", "drain", "write")
+DATA_PHASES = ("hash", "capture", "drain", "write")
 
 
 def target_options(name: str, arguments: argparse.Namespace) -> tuple[str, list[str], int, bool]:

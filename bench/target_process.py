@@ -5,10 +5,12 @@ A ``TargetRun`` owns the processes it started and its log, and ends only these. 
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -51,6 +53,7 @@ class Log:
     values: dict[int, str] = field(default_factory=dict)
     lines: list[dict[str, Any]] = field(default_factory=list)
     verdicts: list[dict[str, Any]] = field(default_factory=list)
+    saved: list[dict[str, Any]] = field(default_factory=list)  # of targets/saving.py
     done: dict[str, Any] | None = None
     conflict: str | None = None
     _offset: int = 0
@@ -87,11 +90,26 @@ class Log:
             self.start = line
         elif line.get("verify"):
             self.verdicts.append(line)
+        elif "saved" in line:
+            self.saved.append(line)
 
     def gaps_s(self, begin_s: float, end_s: float) -> list[float]:
         """Times between two steps that overlap the wall clock interval, in seconds."""
         times = [line["time_s"] for line in self.lines]
         return [b - a for a, b in itertools.pairwise(times) if b >= begin_s and a <= end_s]
+
+    def lost_s(self, begin_s: float, end_s: float, usual_s: float) -> float:
+        """Of the time from the step before ``begin_s`` to the one after ``end_s``, what steps of ``usual_s`` would not
+        have taken. There must be such steps."""
+        times = [line["time_s"] for line in self.lines]
+        first = bisect.bisect_right(times, begin_s) - 1
+        last = bisect.bisect_left(times, end_s)
+        return times[last] - times[first] - (last - first) * usual_s
+
+    def usual_step_s(self, before_s: float, count: int = 50) -> float:
+        """The median time of the last ``count`` steps before that moment."""
+        times = [line["time_s"] for line in self.lines if line["time_s"] <= before_s][-count - 1 :]
+        return statistics.median(b - a for a, b in itertools.pairwise(times))
 
     def step_times_s(self, skip: int) -> list[float]:
         """Times between steps, without the first ``skip``."""
@@ -185,6 +203,14 @@ class TargetRun:
         os.kill(self.pid, signal.SIGUSR1)
         self._wait(lambda: len(self.log.verdicts) > before, "the verification of its memory", timeout_s)
         return int(self.log.verdicts[-1]["wrong_words"])
+
+    def save(self, timeout_s: float = 300.0) -> tuple[float, float]:
+        """Asks a training target to save itself; when that began and ended (``time.time()``)."""
+        before = len(self.log.saved)
+        begin_s = time.time()
+        os.kill(self.pid, signal.SIGUSR2)
+        self._wait(lambda: len(self.log.saved) > before, "the end of its own saving", timeout_s)
+        return begin_s, float(self.log.saved[-1]["time_s"])
 
     def rewrite(self, timeout_s: float = 60.0) -> int:
         """Has fill_state write all of its memory anew and check it; returns the number of wrong words."""

@@ -119,6 +119,10 @@ class Log:
         except FileNotFoundError:
             return 0
 
+    def note(self, **members: Any) -> None:
+        """A line about something else."""
+        self._line(**members)
+
     def done(self, final: str, **extra: Any) -> None:
         """The last line; ``final`` holds the state of the target at its end exactly and goes into the digest."""
         self._digest.update(final.encode())

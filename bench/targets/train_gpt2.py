@@ -12,6 +12,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import protocol
+import saving
 
 if TYPE_CHECKING:
     import torch
@@ -51,6 +52,8 @@ def main() -> None:
         "--precision", choices=("bf16", "fp32"), default="bf16", help="bf16: autocast over fp32 weights"
     )
     parser.add_argument("--warm-up", type=int, default=2, help="steps before the first logged one")
+    parser.add_argument("--save", choices=("none", "torch", "async"), default="none", help="at SIGUSR2 (saving.py)")
+    parser.add_argument("--save-to", default="", metavar="FOLDER", help="where to")
     arguments = parser.parse_args()
     protocol.set_environment()
     log = protocol.Log(arguments.log, arguments.pace_ms, arguments.hold)
@@ -109,8 +112,10 @@ def main() -> None:
         reserved_bytes=reserved,
         tokens_per_step=arguments.batch * arguments.sequence,
     )
+    saver = saving.Saver(arguments.save, arguments.save_to, model, optimizer, log)
     for _ in range(arguments.steps):
         log.step(protocol.float_bits(step()))
+        saver.between_steps()
 
     tensors: list[torch.Tensor] = list(model.parameters())
     for state in optimizer.state.values():

@@ -6,6 +6,7 @@
 #include "unpack.hpp"
 #include "write_pack.hpp"
 
+#include <cstring>
 #include <nanobind/stl/unordered_map.h>
 #include <utility>
 
@@ -119,7 +120,34 @@ void bind_index(nb::module_ &m) {
         });
 }
 
+// The rows of a packed table at these positions, back to back.
+std::string select_rows(std::string_view table, const Packed<uint32_t> &positions, size_t row_bytes) {
+    if (row_bytes == 0 || table.size() % row_bytes != 0)
+        throw_invalid("select_rows",
+                      std::to_string(table.size()) + " bytes are no table of rows of " + std::to_string(row_bytes));
+    std::string rows(positions.size() * row_bytes, '\0');
+    for (size_t i = 0; i < positions.size(); i++) {
+        if (positions[i] >= table.size() / row_bytes)
+            throw_invalid("select_rows", "there is no row " + std::to_string(positions[i]) + ": the table has " +
+                                             std::to_string(table.size() / row_bytes));
+        std::memcpy(rows.data() + i * row_bytes, table.data() + positions[i] * row_bytes, row_bytes);
+    }
+    return rows;
+}
+
 void bind_writing(nb::module_ &m) {
+    m.def(
+        "select_rows",
+        [](const nb::bytes &table, const nb::bytes &positions, size_t row_bytes) {
+            const Packed<uint32_t> packed("select_rows", "positions", bytes_view(positions));
+            std::string rows;
+            {
+                nb::gil_scoped_release release;
+                rows = select_rows(bytes_view(table), packed, row_bytes);
+            }
+            return to_bytes(rows);
+        },
+        "table"_a, "positions"_a, "row_bytes"_a);
     m.def("encodings", [] {
         find_codecs();
         std::vector<std::string> names;

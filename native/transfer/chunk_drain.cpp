@@ -20,7 +20,14 @@
 namespace woodfrog::transfer {
 namespace {
 
-constexpr uint64_t copy_batch_bytes = 16ull << 20; // the H200's bus needs no more to reach its speed
+// How much is under way at once. A copy of another process waits for what the engine has been given already, and no
+// stream priority is below that of an application's streams (cuCtxGetStreamPriorityRange: 0 is the least).
+struct Pace {
+    uint64_t batch_bytes;
+    size_t batches; // in flight
+};
+constexpr Pace at_once{16ull << 20, Streams::most_batches}; // the H200's bus needs no larger batches for its speed
+constexpr Pace in_background{4ull << 20, 3};                // 0.2 ms at 55 GB/s
 constexpr uint64_t most_staging_bytes = 1ull << 30;
 constexpr uint64_t most_slots = 65535; // of a launch: the second dimension of a grid
 constexpr size_t fewest_gathered = 32; // of fewer chunks, copying each costs less than allocating the buffers
@@ -40,9 +47,10 @@ struct Staging {
 
 class DeviceDrain {
   public:
-    DeviceDrain(const DeviceChunks &device, Arena &arena, uint64_t chunk_bytes, Progress &progress,
+    DeviceDrain(const DeviceChunks &device, Arena &arena, const ChunkDrainOptions &options, Progress &progress,
                 std::vector<std::unique_ptr<Staging>> staging, uint64_t slots)
-        : device_(device), arena_(arena), chunk_bytes_(chunk_bytes), progress_(progress), staging_(std::move(staging)),
+        : device_(device), arena_(arena), chunk_bytes_(options.chunk_bytes),
+          pace_(options.background ? in_background : at_once), progress_(progress), staging_(std::move(staging)),
           slots_(slots), streams_(*device.context, Direction::to_arena) {
         if (!staging_.empty())
             gather_ = device.context->kernels().function("woodfrog_gather");
@@ -69,11 +77,11 @@ class DeviceDrain {
         const PlacedChunk &chunk = device_.chunks[run.first];
         for (uint64_t done = 0; done < run.size && !failure.happened();) {
             progress_.check();
-            const uint64_t here = std::min(copy_batch_bytes - filled_, run.size - done);
-            streams_.submit(arena_, chunk.arena_offset + done, chunk.address + done, here);
+            const uint64_t here = std::min(pace_.batch_bytes - filled_, run.size - done);
+            streams_.submit(arena_, chunk.place + done, chunk.address + done, here);
             done += here;
             filled_ += here;
-            if (filled_ == copy_batch_bytes)
+            if (filled_ == pace_.batch_bytes)
                 end_batch(no_buffer);
         }
     }
@@ -103,8 +111,7 @@ class DeviceDrain {
             streams_.wait_for(buffer.stream.event());
             // To the last byte of the last chunk: what lies behind it in its slot is not this call's to write.
             const PlacedChunk &last = device_.chunks[run.first + done + count - 1];
-            streams_.submit(arena_, device_.chunks[run.first + done].arena_offset, to,
-                            (count - 1) * chunk_bytes_ + last.size);
+            streams_.submit(arena_, device_.chunks[run.first + done].place, to, (count - 1) * chunk_bytes_ + last.size);
             filled_ += size;
             end_batch(number);
             done += count;
@@ -124,7 +131,7 @@ class DeviceDrain {
     void end_batch(unsigned buffer) {
         if (filled_ == 0)
             return;
-        if (streams_.batches() == Streams::most_batches)
+        if (streams_.batches() >= pace_.batches)
             finish_oldest();
         streams_.end_batch(filled_ * (buffer_count + 1) + buffer);
         filled_ = 0;
@@ -140,6 +147,7 @@ class DeviceDrain {
     const DeviceChunks &device_;
     Arena &arena_;
     uint64_t chunk_bytes_;
+    Pace pace_;
     Progress &progress_;
     std::vector<std::unique_ptr<Staging>> staging_;
     uint64_t slots_; // of a staging buffer
@@ -184,7 +192,7 @@ void drain_device(DeviceChunks &device, Arena &arena, const ChunkDrainOptions &o
         if (staging.empty())
             find_runs(device, options.chunk_bytes, false);
     }
-    DeviceDrain(device, arena, options.chunk_bytes, progress, std::move(staging), slots).run(failure);
+    DeviceDrain(device, arena, options, progress, std::move(staging), slots).run(failure);
 }
 
 } // namespace
@@ -196,7 +204,13 @@ std::string drain_chunks(const std::vector<Piece> &pieces, std::string_view posi
     check_store_chunk_bytes("drain_chunks", options.chunk_bytes);
     if (options.staging_bytes > most_staging_bytes)
         throw_invalid("drain_chunks", "staging buffers of more than 1 GiB");
-    ChunkPlan plan = plan_chunks("drain_chunks", pieces, positions, arena, ranges, options.chunk_bytes);
+    for (const Range &range : ranges) {
+        arena.check_range("drain_chunks", range.offset, range.size);
+        if (range.offset % page_alignment != 0)
+            throw_invalid("drain_chunks",
+                          "the arena offset " + std::to_string(range.offset) + " is not a multiple of a page");
+    }
+    ChunkPlan plan = plan_chunks("drain_chunks", pieces, positions, ranges, options.chunk_bytes);
     std::vector<bool> gather;
     for (const DeviceChunks &device : plan.devices) {
         const Kernels &kernels = device.context->kernels();
@@ -211,7 +225,7 @@ std::string drain_chunks(const std::vector<Piece> &pieces, std::string_view posi
             for (size_t i = next++; i < plan.devices.size() && !failure.happened(); i = next++)
                 drain_device(plan.devices[i], arena, options, gather[i], progress, failure);
         });
-    return std::move(plan.arena_offsets);
+    return std::move(plan.places);
 }
 
 } // namespace woodfrog::transfer

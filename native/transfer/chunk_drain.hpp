@@ -17,6 +17,8 @@ struct ChunkDrainOptions {
     // Whether short runs are gathered by a kernel; none: where Kernels::way() is gpu.
     std::optional<bool> gather;
     uint64_t staging_bytes; // of each of two buffers in GPU memory; with no room for one, nothing is gathered
+    // Others use the bus: little is under way at a time.
+    bool background = false;
 };
 
 constexpr uint64_t default_staging_bytes = 32ull << 20; // 0.6 ms at 55 GB/s

@@ -12,17 +12,13 @@ namespace {
 // The slots of the ranges, one after the other.
 class Slots {
   public:
-    Slots(const char *operation, const Arena &arena, const std::vector<Range> &ranges, uint64_t chunk_bytes)
+    Slots(const char *operation, const std::vector<Range> &ranges, uint64_t chunk_bytes)
         : ranges_(ranges), chunk_bytes_(chunk_bytes) {
         std::vector<Range> sorted = ranges;
         std::ranges::sort(sorted, {}, &Range::offset);
         for (size_t i = 0; i < sorted.size(); i++) {
-            arena.check_range(operation, sorted[i].offset, sorted[i].size);
-            if (sorted[i].offset % page_alignment != 0)
-                throw_invalid(operation,
-                              "the arena offset " + std::to_string(sorted[i].offset) + " is not a multiple of a page");
             if (i > 0 && sorted[i].offset - sorted[i - 1].offset < sorted[i - 1].size)
-                throw_invalid(operation, "two ranges share the arena from offset " + std::to_string(sorted[i].offset));
+                throw_invalid(operation, "two ranges share what lies at " + std::to_string(sorted[i].offset));
             count_ += sorted[i].size / chunk_bytes;
         }
     }
@@ -63,21 +59,21 @@ uint64_t chunk_count(const Piece &piece, uint64_t chunk_bytes) {
 }
 
 bool follows(const PlacedChunk &chunk, const PlacedChunk &before, uint64_t chunk_bytes) {
-    return chunk.arena_offset == before.arena_offset + chunk_bytes;
+    return chunk.place == before.place + chunk_bytes;
 }
 
 } // namespace
 
 ChunkPlan plan_chunks(const char *operation, const std::vector<Piece> &pieces, std::string_view positions,
-                      const Arena &arena, const std::vector<Range> &ranges, uint64_t chunk_bytes) {
+                      const std::vector<Range> &ranges, uint64_t chunk_bytes) {
     check_pieces(operation, pieces);
     const std::vector<uint32_t> numbers = read_positions(operation, positions);
-    Slots slots(operation, arena, ranges, chunk_bytes);
+    Slots slots(operation, ranges, chunk_bytes);
     if (numbers.size() > slots.count())
         throw_invalid(operation, std::to_string(numbers.size()) + " chunks do not fit into the ranges' " +
                                      std::to_string(slots.count()) + " slots");
     ChunkPlan plan;
-    plan.arena_offsets.resize(numbers.size() * sizeof(uint64_t));
+    plan.places.resize(numbers.size() * sizeof(uint64_t));
     std::map<Context *, size_t> device_of;
     size_t piece = 0;
     uint64_t first = 0; // number of that piece's first chunk
@@ -91,7 +87,7 @@ ChunkPlan plan_chunks(const char *operation, const std::vector<Piece> &pieces, s
         const Memory &memory = *pieces[piece].memory;
         const PlacedChunk chunk{memory.address() + pieces[piece].offset + offset, slots.next(),
                                 std::min(chunk_bytes, pieces[piece].size - offset)};
-        std::memcpy(plan.arena_offsets.data() + i * sizeof(uint64_t), &chunk.arena_offset, sizeof(uint64_t));
+        std::memcpy(plan.places.data() + i * sizeof(uint64_t), &chunk.place, sizeof(uint64_t));
         const auto [found, is_new] = device_of.try_emplace(memory.context().get(), plan.devices.size());
         if (is_new)
             plan.devices.push_back({memory.context(), {}, {}});
@@ -99,7 +95,7 @@ ChunkPlan plan_chunks(const char *operation, const std::vector<Piece> &pieces, s
         plan.size_bytes += chunk.size;
     }
     for (DeviceChunks &device : plan.devices)
-        std::ranges::sort(device.chunks, {}, &PlacedChunk::arena_offset); // the ranges may come in any order
+        std::ranges::sort(device.chunks, {}, &PlacedChunk::place); // the ranges may come in any order
     return plan;
 }
 
@@ -117,7 +113,7 @@ void find_runs(DeviceChunks &device, uint64_t chunk_bytes, bool gather) {
             run.size += chunk.size;
         }
         i += run.count;
-        // Short runs that follow each other in the arena become one that is gathered.
+        // Short runs whose slots follow each other become one that is gathered.
         if (gather && run.size < direct_run_bytes && !device.runs.empty()) {
             ChunkRun &last = device.runs.back();
             if ((!last.direct || last.size < direct_run_bytes) &&

@@ -46,6 +46,7 @@ namespace woodfrog::transfer {
     X(cuMemHostUnregister)                                                                                             \
     X(cuMemcpyDtoHAsync)                                                                                               \
     X(cuMemcpyHtoDAsync)                                                                                               \
+    X(cuMemcpyDtoDAsync)                                                                                               \
     X(cuModuleLoadDataEx)                                                                                              \
     X(cuModuleUnload)                                                                                                  \
     X(cuModuleGetFunction)                                                                                             \

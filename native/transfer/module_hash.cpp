@@ -1,5 +1,6 @@
 // The part of the Python module that hashes GPU memory and drains chunks of it. Same rules as in module.cpp.
 #include "binding.hpp"
+#include "chunk_capture.hpp"
 #include "chunk_drain.hpp"
 #include "device_hash.hpp"
 
@@ -61,17 +62,29 @@ void bind_hashing(nb::module_ &m) {
         "drain_chunks",
         [](const std::vector<PieceArgument> &pieces, const nb::bytes &positions, Arena &arena,
            const std::vector<RangeArgument> &ranges, uint64_t chunk_bytes, const std::string &gather,
-           uint64_t staging_bytes, Progress *progress) {
+           uint64_t staging_bytes, bool background, Progress *progress) {
             const std::vector<Piece> copied = to_pieces(pieces);
             const std::vector<Range> places = to_ranges(ranges);
-            const ChunkDrainOptions options{chunk_bytes, to_gather(gather), staging_bytes};
+            const ChunkDrainOptions options{chunk_bytes, to_gather(gather), staging_bytes, background};
             const std::string_view numbers(positions.c_str(), positions.size());
             return to_bytes(released(
                 progress, [&](Progress &p) { return drain_chunks(copied, numbers, arena, places, options, p); }));
         },
         "pieces"_a, "positions"_a, "arena"_a, "ranges"_a, nb::kw_only(), "chunk_bytes"_a, "gather"_a = "auto",
-        "staging_bytes"_a = default_staging_bytes, "progress"_a = nb::none(),
+        "staging_bytes"_a = default_staging_bytes, "background"_a = false, "progress"_a = nb::none(),
         "Some chunks of GPU memory to the arena; returns the arena offset of each, as u64.");
+    m.def(
+        "capture_chunks",
+        [](const std::vector<PieceArgument> &pieces, const nb::bytes &positions,
+           const std::vector<PieceArgument> &slots, uint64_t chunk_bytes, const std::string &gather,
+           Progress *progress) {
+            const std::vector<Piece> from = to_pieces(pieces), to = to_pieces(slots);
+            const ChunkCaptureOptions options{chunk_bytes, to_gather(gather)};
+            const std::string_view numbers(positions.c_str(), positions.size());
+            released(progress, [&](Progress &p) { capture_chunks(from, numbers, to, options, p); });
+        },
+        "pieces"_a, "positions"_a, "slots"_a, nb::kw_only(), "chunk_bytes"_a, "gather"_a = "auto",
+        "progress"_a = nb::none(), "Some chunks of GPU memory to other memory of the same GPU.");
 }
 
 } // namespace woodfrog::transfer

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         rm,
         run,
         suspend,
+        switch,
         verify,
     )
     from woodfrog.image.image import Image
@@ -70,6 +71,7 @@ __all__ = [
     "rm",
     "run",
     "suspend",
+    "switch",
     "verify",
     "verify_store",
 ]

@@ -36,6 +36,7 @@ from woodfrog.results import (
     RestoreResult,
     ResumeResult,
     SuspendResult,
+    SwitchResult,
     TargetInfo,
     VerifyResult,
 )
@@ -47,6 +48,7 @@ __all__ = [
     "RestoreResult",
     "ResumeResult",
     "SuspendResult",
+    "SwitchResult",
     "Target",
     "TargetInfo",
     "VerifyResult",
@@ -60,6 +62,7 @@ __all__ = [
     "rm",
     "run",
     "suspend",
+    "switch",
     "verify",
 ]
 
@@ -198,6 +201,8 @@ def checkpoint(
     compress: str = "auto",
     incremental: bool = True,
     check_clean: bool = False,
+    concurrent: str = "auto",
+    precopy: bool = False,
     on_event: OnEvent | None = None,
 ) -> CheckpointResult:
     """Write an image of a running target (a Target, a pid, or a name). `stop` (or leave_running=False) ends it once the
@@ -205,7 +210,9 @@ def checkpoint(
     bounds the wait for the target's work in flight. `compress`: auto, none, lz4, zstd or zstd:LEVEL. Only what the
     store does not have is moved; without `incremental` all GPU memory is, and is compared in host memory.
     `check_clean`: of a target that follows its launches, hash also what they cannot have written, and fail if that
-    differs."""
+    differs. `concurrent`: "copy" lets the target run on beside a copy of what is new in the GPU's memory, "stop" only
+    when that is out of it, "auto" copies as much as there is room for; the result's `concurrent` says what was done.
+    `precopy`: copies in rounds while it still runs, so that less is left once it waits."""
     params = {
         "target": _target(target),
         "stop": stop or not leave_running,
@@ -216,6 +223,8 @@ def checkpoint(
         "compress": compress,
         "incremental": incremental,
         "check_clean": check_clean,
+        "concurrent": concurrent,
+        "precopy": precopy,
     }
     return _call("checkpoint", params, on_event, CheckpointResult)
 
@@ -247,15 +256,36 @@ def restore(
 
 
 def suspend(
-    target: Target | int | str, *, timeout: float = DEFAULT_TIMEOUT_S, on_event: OnEvent | None = None
+    target: Target | int | str,
+    *,
+    level: str = "cold",
+    timeout: float = DEFAULT_TIMEOUT_S,
+    on_event: OnEvent | None = None,
 ) -> SuspendResult:
-    """Take a target off the GPU: its memory waits in host memory, the process lives on, frozen at its next GPU call."""
-    return _call("suspend", {"target": _target(target), "timeout_s": float(timeout)}, on_event, SuspendResult)
+    """Take a target off the GPU: its memory waits in host memory, the process lives on, frozen at its next GPU call.
+    `level`: "cold" leaves nothing of it on the GPU; "warm" leaves its context there (some hundred MiB), and it is back
+    after a copy."""
+    params = {"target": _target(target), "timeout_s": float(timeout), "level": level}
+    return _call("suspend", params, on_event, SuspendResult)
 
 
 def resume(target: Target | int | str, *, on_event: OnEvent | None = None) -> ResumeResult:
     """Give a suspended target its GPU memory back; it goes on where it was."""
     return _call("resume", {"target": _target(target)}, on_event, ResumeResult)
+
+
+def switch(
+    leaving: Target | int | str,
+    coming: Target | int | str,
+    *,
+    level: str = "cold",
+    timeout: float = DEFAULT_TIMEOUT_S,
+    on_event: OnEvent | None = None,
+) -> SwitchResult:
+    """Suspend one target and resume a suspended one in its place, both at once where the GPU has room for both. If the
+    second cannot come, the first runs on. `level`, `timeout`: of the suspend."""
+    params = {"out": _target(leaving), "in": _target(coming), "level": level, "timeout_s": float(timeout)}
+    return _call("switch", params, on_event, SwitchResult)
 
 
 def ps() -> list[TargetInfo]:

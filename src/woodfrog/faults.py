@@ -9,9 +9,10 @@ from user input, and nothing outside tests may set the environment it reads:
                            process that a supervisor starts after a `kill`
     WOODFROG_FAULTS_TRACE  a file: each name is appended when it is passed, so that a test can walk all of them
 
-Actions: `error` raises InjectedFaultError; `enospc` raises OSError(ENOSPC); `timeout` raises TimeoutExceededError;
-`kill` ends the process with SIGKILL; `hang` blocks until `cancel` is set (for ever without one), then raises
-TimeoutExceededError.
+Actions: `hold` waits, every time, until a test has opened and closed the named pipe `<name>` in WOODFROG_FAULTS_STATE
+(where there is none it goes on), so that the test does something at that very moment; `error` raises
+InjectedFaultError; `enospc` raises OSError(ENOSPC); `timeout` raises TimeoutExceededError; `kill` ends the process
+with SIGKILL; `hang` blocks until `cancel` is set (for ever without one), then raises TimeoutExceededError.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import NamedTuple
 
 from woodfrog.errors import TimeoutExceededError, UsageError, WoodfrogError
 
-ACTIONS = frozenset({"error", "enospc", "timeout", "kill", "hang"})
+ACTIONS = frozenset({"error", "enospc", "timeout", "kill", "hang", "hold"})
 
 
 class InjectedFaultError(WoodfrogError):
@@ -78,7 +79,7 @@ def _due(specification: str, name: str) -> Fault | None:
             return None
         _passes[name] = _passes.get(name, 0) + 1
         for fault in faults:
-            if fault.nth == _passes[name] and _first_time(fault):
+            if fault.action == "hold" or (fault.nth == _passes[name] and _first_time(fault)):
                 return fault
     return None
 
@@ -95,6 +96,9 @@ def _first_time(fault: Fault) -> bool:
 
 
 def _fail(fault: Fault, cancel: threading.Event | None) -> None:
+    if fault.action == "hold":
+        _hold(fault.name)
+        return
     if fault.action == "error":
         raise InjectedFaultError(f"injected fault at {fault.name}", phase=fault.name)
     if fault.action == "enospc":
@@ -104,6 +108,12 @@ def _fail(fault: Fault, cancel: threading.Event | None) -> None:
     if fault.action == "hang":
         (cancel or threading.Event()).wait()
     raise TimeoutExceededError(f"injected time-out at {fault.name}", phase=fault.name)
+
+
+def _hold(name: str) -> None:
+    path = Path(os.environ.get("WOODFROG_FAULTS_STATE", ""), name)
+    if path.is_fifo():
+        path.read_bytes()  # opening waits for the test to open its end, reading for it to be closed
 
 
 def _append(path: str, name: str) -> None:

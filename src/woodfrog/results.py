@@ -26,6 +26,14 @@ class CheckpointResult(_Jsonable):
     state: str = ""  # of the target now: errors.TargetState
     stopped: bool = False
     stall_s: float = 0.0  # how long the target waited
+    stall_parts: dict[str, float] = field(default_factory=dict)  # of it; `data`: for what was new to leave its memory
+    driver_s: float = 0.0  # of it: the driver's own checkpoint and restore of the control state
+    # For each GPU: device, way (copy, stop, copy and stop), copied_bytes (drained while it ran), drained_bytes (before
+    # it did), free_bytes and allowed_bytes (of the GPU's memory then, for copies).
+    concurrent: list[dict[str, Any]] = field(default_factory=list)
+    # With precopy: rounds (bytes copied in each), pause_s, used_bytes (new, not copied while the target waited),
+    # stored_bytes (stored before it waited).
+    precopy: dict[str, Any] = field(default_factory=dict)
     bytes: int = 0  # GPU memory and CPU side together
     gpu_bytes: int = 0
     cpu_bytes: int = 0
@@ -71,6 +79,7 @@ class SuspendResult(_Jsonable):
     pid: int = 0
     name: str = ""
     state: str = ""
+    level: str = ""  # warm: its context stays on the GPU; cold
     bytes: int = 0
     stall_s: float = 0.0
     phases: dict[str, float] = field(default_factory=dict)
@@ -82,6 +91,19 @@ class ResumeResult(_Jsonable):
     pid: int = 0
     name: str = ""
     state: str = ""
+    bytes: int = 0
+    phases: dict[str, float] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class SwitchResult(_Jsonable):
+    """`out_` has name, pid, state, level, bytes and stall_s of the target that left, `in_` name, pid, state and bytes
+    of the one that came. `overlapped`: both directions of the bus were in use at once."""
+
+    out_: dict[str, Any] = field(default_factory=dict)
+    in_: dict[str, Any] = field(default_factory=dict)
+    overlapped: bool = False
     bytes: int = 0
     phases: dict[str, float] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)

@@ -115,6 +115,8 @@ def test_the_list_of_fault_points_is_what_an_operation_passes(
         product.restore(image, target.log, verify=True)
         product.call("suspend", target=target.pid)
         product.call("resume", target=target.pid)
+        product.call("suspend", target=target.pid)
+        product.call("switch", **{"out": product.run().pid, "in": target.pid})
     passed = {line for line in trace.read_text().splitlines() if not line.startswith("store.")}
     wanted = {point for point in fault_points("checkpoint") if point.split(".")[1] in WAYS[way][1]}
     if way != "checkpoint":

@@ -17,7 +17,7 @@ from product import Product
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from side_by_side import side_by_side
-from walking import WAYS, Walker
+from walking import Walker
 
 from woodfrog.errors import NoDaemonError, WoodfrogError
 
@@ -26,7 +26,7 @@ SEEDS = 2
 LONGEST_S = {"checkpoint": 0.8, "checkpoint and stop": 0.9, "suspend": 0.25, "resume": 0.25, "restore": 0.6}
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", LONGEST_S)
 def test_a_daemon_killed_at_any_moment_costs_nothing(make_product: Callable[..., Product], way: str) -> None:
     walks = {f"seed {seed}": partial(kill_at_random, make_product, way, seed) for seed in range(SEEDS)}
     side_by_side({**walks, "again while it recovers": partial(kill_twice, make_product, way)})

@@ -18,8 +18,12 @@ from woodfrog.operations.fault_points import PHASES
 
 # What each way through an operation passes; the others of its phases belong to another way.
 WAYS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "checkpoint": ("checkpoint", tuple(phase for phase in PHASES["checkpoint"] if phase != "end")),
-    "checkpoint and stop": ("checkpoint", tuple(phase for phase in PHASES["checkpoint"] if phase != "return")),
+    "checkpoint": ("checkpoint", tuple(phase for phase in PHASES["checkpoint"] if phase not in ("precopy", "end"))),
+    "checkpoint and stop": (
+        "checkpoint",
+        tuple(phase for phase in PHASES["checkpoint"] if phase not in ("precopy", "capture", "return")),
+    ),
+    "checkpoint with precopy": ("checkpoint", ("precopy",)),  # its other phases are those of "checkpoint"
     "suspend": ("suspend", PHASES["suspend"]),
     "resume": ("resume", PHASES["resume"]),
     "restore": ("restore", PHASES["restore"]),
@@ -117,7 +121,9 @@ class Walker:
         elif way in ("suspend", "resume"):
             self.product.call(way, target=self.target.pid)
         else:
-            self.product.checkpoint(self.target, stop=way != "checkpoint")
+            self.product.checkpoint(
+                self.target, stop=way == "checkpoint and stop", precopy=way == "checkpoint with precopy"
+            )
 
     # ── the promise ─────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -215,7 +215,7 @@ class Product:
         environment = launch.target_environment(
             name, self.runtime, {**os.environ, **self.environment}, paths.interposer()
         )
-        command = [str(self.build / "scribbler"), str(orders)]
+        command = [str(self.build / "scribbler"), str(orders), str(self.build / "stepper.ptx")]
         process = launch.start(command, name=name, log=log, env=environment, cwd=str(self.root))
         stepper = Stepper(process.pid, log, process)
         self._targets.append(stepper)

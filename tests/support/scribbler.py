@@ -25,6 +25,16 @@ def bytes_of(seed: int, size_bytes: int) -> bytes:
     return (bytes(made) * (size_bytes // _PERIOD + 1))[:size_bytes]
 
 
+def pattern_of(seed: int, words: int) -> bytes:
+    """What the kernel `fill` of stepper_kernels.cu writes."""
+    made = bytearray()
+    for index in range(words):
+        value = (index * 2654435761 + seed * 40503) & 0xFFFFFFFF
+        value ^= value >> 15
+        made += ((value * 2246822519) & 0xFFFFFFFF).to_bytes(4, "little")
+    return bytes(made)
+
+
 class Scribbler:
     """One running scribbler. `memory`: the contents of its allocations by their address."""
 
@@ -33,6 +43,7 @@ class Scribbler:
         self.orders = orders
         self.memory: dict[int, bytearray] = {}
         self._count = 0
+        self._recorded: tuple[int, int, int] | None = None  # address, words, seed of the graph
 
     def order(self, *words: object) -> str:
         """Give one order and wait for its answer, which is no error."""
@@ -70,6 +81,25 @@ class Scribbler:
         """Between different allocations."""
         self.order("copy", f"{to + to_offset:x}", f"{address + offset:x}", size_bytes)
         self.memory[to][to_offset : to_offset + size_bytes] = self.memory[address][offset : offset + size_bytes]
+
+    def launch(self, address: int, words: int, seed: int) -> None:
+        """A kernel writes the first words."""
+        self.order("launch", f"{address:x}", words, seed)
+        self.memory[address][: 4 * words] = pattern_of(seed, words)
+
+    def record(self, address: int, words: int, seed: int) -> None:
+        """A graph with that launch; launches it once."""
+        self.order("record", f"{address:x}", words, seed)
+        self._recorded = (address, words, seed)
+        self.memory[address][: 4 * words] = pattern_of(seed, words)
+
+    def replay(self) -> None:
+        """The graph, once more, if there is one whose memory is still there."""
+        if self._recorded is not None and self._recorded[0] in self.memory:
+            address, words, seed = self._recorded
+            if 4 * words <= len(self.memory[address]):
+                self.order("replay")
+                self.memory[address][: 4 * words] = pattern_of(seed, words)
 
     def shown(self, directory: Path) -> dict[int, bytes]:
         """What the GPU holds now, by the target's own word."""

@@ -210,6 +210,7 @@ def drain_chunks(
     chunk_bytes: int,
     gather: str = "auto",
     staging_bytes: int = ...,
+    background: bool = False,
     progress: Progress | None = None,
 ) -> bytes:
     """Some chunks of GPU memory to the arena. Returns the arena offset of each, as u64, in their order.
@@ -219,7 +220,25 @@ def drain_chunks(
     chunks take slots one after the other; what a short chunk leaves of its slot is undefined. chunk_bytes: as for
     hash_device. gather: "auto"; "kernel" or "none" force or forbid that short runs are gathered in GPU memory and
     copied in large transfers ("kernel": -ENOTSUP where there is none). staging_bytes: of each of two buffers in GPU
-    memory; without room for them every run is copied by itself.
+    memory; without room for them every run is copied by itself. background: others use the bus, at most 12 MiB are
+    under way at a time.
+    """
+
+def capture_chunks(
+    pieces: Sequence[tuple[Memory, int, int]],
+    positions: bytes,
+    slots: Sequence[tuple[Memory, int, int]],
+    *,
+    chunk_bytes: int,
+    gather: str = "auto",
+    progress: Progress | None = None,
+) -> None:
+    """Some chunks of GPU memory to other memory of the same GPU.
+
+    positions: as for drain_chunks. slots: (memory, offset, size), each of size // chunk_bytes slots, offsets multiples
+    of 16; the chunks take them one after the other, and what a short chunk leaves of its slot becomes zero. None of
+    this memory may be that of a piece. gather: "kernel" or "none" force or forbid that short runs are copied by a
+    kernel.
     """
 
 def write_arena(
@@ -307,6 +326,9 @@ class ChunkIndex:
         """The positions, ascending, of the first occurrence of each digest that is neither known nor zeros."""
     def digests(self) -> bytes:
         """All digests, each once, in no particular order."""
+
+def select_rows(table: bytes, positions: bytes, row_bytes: int) -> bytes:
+    """The rows of a packed table (rows of row_bytes, back to back) at these positions (u32), in their order."""
 
 def write_pack(
     fd: int,

@@ -27,6 +27,7 @@ from woodfrog.cli import (
     rm,
     run,
     suspend,
+    switch,
     verify,
 )
 
@@ -63,6 +64,7 @@ app.command("ps")(ps.ps)
 app.command("checkpoint")(checkpoint.checkpoint)
 app.command("restore")(restore.restore)
 app.command("suspend")(suspend.suspend)
+app.command("switch")(switch.switch)
 app.command("resume")(resume.resume)
 app.command("images")(images.images)
 app.command("inspect")(inspect.inspect)

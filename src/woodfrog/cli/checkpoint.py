@@ -29,6 +29,17 @@ def checkpoint(
         bool,
         typer.Option("--check-clean", help="Of a target run with --track: hash also what it cannot have written."),
     ] = False,
+    concurrent: Annotated[
+        str,
+        typer.Option(
+            "--concurrent",
+            metavar="WAY",
+            help="copy: the target runs on beside a copy in the GPU's memory; stop: it waits for its data; auto.",
+        ),
+    ] = "auto",
+    precopy: Annotated[
+        bool, typer.Option("--precopy", help="Copy in rounds while it still runs, so that less is left once it waits.")
+    ] = False,
     every: Annotated[
         str | None,
         typer.Option(
@@ -62,6 +73,8 @@ def checkpoint(
                 "compress": compress,
                 "incremental": incremental,
                 "check_clean": check_clean,
+                "concurrent": concurrent,
+                "precopy": precopy,
             }
             periodic.until_end(
                 target, every, max_overhead, keep_last, store=store, name=name, as_json=as_json, **options
@@ -80,6 +93,8 @@ def checkpoint(
                 compress=compress,
                 incremental=incremental,
                 check_clean=check_clean,
+                concurrent=concurrent,
+                precopy=precopy,
                 on_event=on_event,
             )
         if as_json:
@@ -93,6 +108,12 @@ def checkpoint(
         if result.tracked:
             output.say(_followed(result))
         ran_on = f"the target waited {result.stall_s:.3f} s and runs on"
+        for device in result.concurrent if not result.stopped else ():
+            if device["drained_bytes"] and device["copied_bytes"]:
+                output.say(
+                    f"GPU {device['device']}: a copy of {human_bytes(device['copied_bytes'])} of what was new fitted "
+                    f"into its memory; the target waited for {human_bytes(device['drained_bytes'])} to drain"
+                )
         output.say(f"{result.image}: {size}; {new}; {'the target was stopped' if result.stopped else ran_on}")
 
 

@@ -31,7 +31,7 @@ from woodfrog.operations.checkpoint import end_tree
 from woodfrog.operations.context import Context
 from woodfrog.operations.dump_folder import folder_of, remove_abandoned
 from woodfrog.operations.frozen import AGENT_TIMEOUT_S, FrozenTarget
-from woodfrog.operations.notes import Notes, Record, read_notes, suspend_key, target_key
+from woodfrog.operations.notes import WARM, Notes, Record, read_notes, suspend_key, target_key
 from woodfrog.operations.resume import suspend_driver
 from woodfrog.operations.space import Space
 from woodfrog.target import procfs
@@ -153,8 +153,9 @@ class Recovery:
             log.info("%s runs already: its suspended data is let go", notes.name)
             self._drop_suspended(notes)
             return
-        # A resume may have been cut off after the driver's half.
-        suspend_driver(FrozenTarget(self._context, notes))
+        if notes.level != WARM:
+            # A resume may have been cut off after the driver's half.
+            suspend_driver(FrozenTarget(self._context, notes))
 
     def _runs(self, notes: Notes) -> bool:
         """Whether a resume had come to its end."""

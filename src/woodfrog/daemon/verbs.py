@@ -15,11 +15,13 @@ from woodfrog.errors import NotFoundError, RefusedError, TargetState, UsageError
 from woodfrog.image.writer import parse_compression
 from woodfrog.operations import room
 from woodfrog.operations.checkpoint import Checkpoint, CheckpointRequest
+from woodfrog.operations.concurrent import check_way
 from woodfrog.operations.manifest import version
-from woodfrog.operations.phases import Runner
+from woodfrog.operations.notes import COLD, WARM
 from woodfrog.operations.restore import Restore, RestoreRequest
 from woodfrog.operations.resume import Resume, ResumeRequest
 from woodfrog.operations.suspend import Suspend, SuspendRequest
+from woodfrog.operations.switch import Switch, SwitchRequest
 from woodfrog.target.identity import Identity, ProcessHandle
 
 log = logging.getLogger(__name__)
@@ -27,8 +29,18 @@ log = logging.getLogger(__name__)
 MAX_TIMEOUT_S = 86_400.0
 
 
+class Running(Protocol):
+    """What a runner is asked here."""
+
+    @property
+    def times(self) -> dict[str, float]: ...
+
+    def cancel(self, reason: str) -> bool: ...
+
+
 class Operation(Protocol):
-    runner: Runner
+    @property
+    def runner(self) -> Running: ...
 
     def run(self) -> dict[str, Any]: ...
 
@@ -48,6 +60,7 @@ class Verbs:
             "restore": self.restore,
             "suspend": self.suspend,
             "resume": self.resume,
+            "switch": self.switch,
             "wait": self.wait,
             "arena": self.arena,
             "doctor": self.doctor,
@@ -71,9 +84,8 @@ class Verbs:
 
     def checkpoint(self, call: Call) -> dict[str, Any]:
         params = call.params
-        refuse_unknown(
-            params, {"target", "stop", "cpu", "store", "name", "timeout_s", "compress", "incremental", "check_clean"}
-        )
+        known = {"target", "stop", "cpu", "store", "name", "timeout_s", "compress", "incremental", "check_clean"}
+        refuse_unknown(params, known | {"concurrent", "precopy"})
         target = self._running(params, "checkpoint")
         request = CheckpointRequest(
             root_pid=target.root_pid,
@@ -85,8 +97,11 @@ class Verbs:
             compress=optional(params, "compress", str, "auto"),
             incremental=optional(params, "incremental", bool, True),
             check_clean=optional(params, "check_clean", bool, False),
+            concurrent=optional(params, "concurrent", str, "auto"),
+            precopy=optional(params, "precopy", bool, False),
         )
         parse_compression(request.compress)
+        check_way(request.concurrent, stop=request.stop)
 
         def make() -> Operation:
             self._require_running(target, "checkpoint")
@@ -117,10 +132,9 @@ class Verbs:
 
     def suspend(self, call: Call) -> dict[str, Any]:
         refuse_unknown(call.params, {"target", "timeout_s", "level"})
-        if optional(call.params, "level", str, "cold") != "cold":
-            raise UsageError(f"there is no level {call.params['level']!r}", advice="this version has: cold")
+        level = _level(call.params)
         target = self._running(call.params, "suspend")
-        request = SuspendRequest(target.root_pid, _timeout(call.params))
+        request = SuspendRequest(target.root_pid, _timeout(call.params), level)
 
         def make() -> Operation:
             self._require_running(target, "suspend")
@@ -157,6 +171,31 @@ class Verbs:
         if status is None:
             return {"pid": pid, "exit_code": None, "signal": None}
         return {"pid": pid, "exit_code": status.exit_code, "signal": status.signal or None}
+
+    def switch(self, call: Call) -> dict[str, Any]:
+        """One target leaves the GPU, a suspended one comes back."""
+        refuse_unknown(call.params, {"out", "in", "level", "timeout_s"})
+        level, timeout_s = _level(call.params), _timeout(call.params)
+        leaving = self._running({"target": call.params.get("out")}, "switch")
+        coming = self._node.targets.resolve(_reference({"target": call.params.get("in")}))
+        if leaving.root_pid == coming.root_pid:
+            raise UsageError("a target cannot take its own place", advice="name two targets")
+
+        def make() -> Switch:
+            self._require_running(leaving, "switch")
+            notes = self._node.targets.suspended.get(coming.key)
+            if notes is None:
+                raise RefusedError(
+                    f"{coming.name} (process {coming.pid}) is {coming.state}; it has to be suspended to be switched in",
+                    pid=coming.pid,
+                    target_state=coming.state,
+                )
+            request = SwitchRequest(leaving.root_pid, notes, timeout_s, level)
+            return Switch(self._node.context, request, call.emit)
+
+        first, second = sorted((leaving.root_pid, coming.root_pid))  # of two switches each waits for the same one first
+        with self._node.targets.one_at_a_time(first, "switch"):
+            return self._run("switch", second, call, make)
 
     def arena(self, call: Call) -> dict[str, Any]:
         arenas = self._node.context.arenas
@@ -219,6 +258,9 @@ class Verbs:
         target = getattr(operation, "frozen_target", None)
         if failure.target_state == TargetState.FROZEN and target is not None:
             self._node.targets.frozen[(target.notes.pid, target.notes.start_ticks)] = target.notes
+        coming = getattr(operation, "frozen_incoming", None)
+        if failure.details.get("in_state") == TargetState.FROZEN and coming is not None:
+            self._node.targets.frozen[(coming.notes.pid, coming.notes.start_ticks)] = coming.notes
 
     def _bring_back(self, key: tuple[int, int]) -> dict[str, Any]:
         notes = self._node.targets.frozen[key]
@@ -290,6 +332,13 @@ def _timeout(params: dict[str, Any]) -> float:
     if not 0 < value <= MAX_TIMEOUT_S:
         raise UsageError(f"a time-out of {value:g} s makes no sense", advice=f"0 < timeout ≤ {MAX_TIMEOUT_S:g}")
     return float(value)
+
+
+def _level(params: dict[str, Any]) -> str:
+    level: str = optional(params, "level", str, COLD)
+    if level not in (WARM, COLD):
+        raise UsageError(f"there is no level {level!r}", advice="warm or cold")
+    return level
 
 
 def _place(store: str) -> str:

@@ -14,11 +14,12 @@ from itertools import accumulate
 
 from blake3 import blake3
 
+from woodfrog._native.transfer import ChunkIndex
 from woodfrog.image.manifest import DIGEST_BYTES, Amounts, FileRecord, Manifest, chunk_count
 from woodfrog.store.records import chunk_table as chunk_table
+from woodfrog.store.records import made_up_records, pack_column, running_offsets, select_rows
 from woodfrog.store.records import packed as packed
 from woodfrog.store.records import positions_of as positions_of
-from woodfrog.store.records import running_offsets, select_rows
 
 
 class Cut:
@@ -55,13 +56,28 @@ class Cut:
         """How many bytes the chunks at these ascending positions have."""
         if self._own:
             return sum(self.sizes[at] for at in positions)
-        total = len(positions) * self.chunk_bytes
+        short = self.short_among(positions)
+        return len(positions) * self.chunk_bytes - sum(self.chunk_bytes - self.sizes[positions[at]] for at in short)
+
+    def sizes_at(self, positions: Sequence[int]) -> array[int]:
+        """The sizes of the chunks at these ascending positions."""
+        if self._own:
+            return array("I", [self.sizes[at] for at in positions])
+        sizes = array("I", [self.chunk_bytes]) * len(positions)
+        for at in self.short_among(positions):
+            sizes[at] = self.sizes[positions[at]]
+        return sizes
+
+    def short_among(self, positions: Sequence[int]) -> list[int]:
+        """Which of these ascending positions are of short chunks, as indices into `positions`; of pieces cut at
+        `chunk_bytes`."""
+        found = []
         for size, end in zip(self.piece_sizes, self.first[1:], strict=True):
-            if short := size % self.chunk_bytes:
+            if size % self.chunk_bytes:
                 at = bisect_left(positions, end - 1)
                 if at < len(positions) and positions[at] == end - 1:
-                    total -= self.chunk_bytes - short
-        return total
+                    found.append(at)
+        return found
 
     def ranges(self, first: int, end: int) -> Iterator[tuple[int, int, int]]:
         """Chunks first … end-1 as (piece, offset in it, bytes), one for each piece; of pieces cut at `chunk_bytes`."""
@@ -115,6 +131,17 @@ def named_by(manifest: Manifest) -> Iterator[tuple[bytes, bytes]]:
     if manifest.cpu is not None:
         files = Cut.of_files(manifest.cpu.files, manifest.chunk_bytes)
         yield manifest.cpu_digests, packed(files.sizes)
+
+
+def bytes_named(manifest: Manifest, chunks: Iterable[tuple[bytes, array[int]]]) -> int:
+    """How many bytes those of these chunks (different ones; digests and sizes) have that the image's handles name."""
+    named = ChunkIndex(manifest.chunk_bytes)
+    named.add(0, made_up_records(manifest.digests))
+    total = 0
+    for digests, sizes in chunks:
+        packs = pack_column(named.find(digests))
+        total += sum(size for size, pack in zip(sizes, packs, strict=True) if pack == 0)
+    return total
 
 
 @lru_cache(maxsize=64)

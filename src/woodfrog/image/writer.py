@@ -55,6 +55,7 @@ class ImageWriter:
         self._compress, self._level = parse_compression(compress)
         self._lock = threading.Lock()  # a session is not for several threads at once
         self._gpu = Amounts()
+        self._ahead: list[tuple[bytes, array[int]]] = []  # digests and sizes of what was stored before the survey
 
     @property
     def name(self) -> str:
@@ -71,15 +72,29 @@ class ImageWriter:
         with self._lock:
             return self._session.work_directory
 
-    def survey_gpu(self, digests: Sequence[bytes], cuts: Sequence[chunks.Cut]) -> tuple[array[int], Amounts]:
+    def lacking(self, digests: bytes) -> bytes:
+        """The positions (packed u32) of those of these whole chunks that the store lacks."""
+        with self._lock:
+            return self._session.missing(digests)
+
+    def lacking_gpu(self, digests: Sequence[bytes], cuts: Sequence[chunks.Cut]) -> array[int]:
         """Which of these chunks (of the parts' handles, part after part) the store lacks, as ascending positions
-        through all parts, and how many bytes are what. Once an image, before `write_gpu`."""
-        whole = b"".join(digests)
+        through all parts."""
         cut = chunks.Cut([size for part in cuts for size in part.piece_sizes], self.chunk_bytes)
         with self._lock:
-            positions = chunks.positions_of(self._session.missing(whole, chunks.packed(cut.sizes)))
-        self._gpu = chunks.amounts(whole, cut, positions)
+            return chunks.positions_of(self._session.missing(b"".join(digests), chunks.packed(cut.sizes)))
+
+    def survey_gpu(self, digests: Sequence[bytes], cuts: Sequence[chunks.Cut]) -> tuple[array[int], Amounts]:
+        """As `lacking_gpu`, and how many bytes are what, for the image. Once an image."""
+        positions = self.lacking_gpu(digests, cuts)
+        cut = chunks.Cut([size for part in cuts for size in part.piece_sizes], self.chunk_bytes)
+        amounts = chunks.amounts(b"".join(digests), cut, positions)
+        self._gpu = msgspec.structs.replace(amounts, stored=self._gpu.stored)
         return positions, self._gpu
+
+    def count_ahead(self, digests: bytes, sizes: array[int]) -> None:
+        """These chunks were stored before the survey: they count as new if the image names them."""
+        self._ahead.append((digests, sizes))
 
     def write_gpu(self, table: bytes, sources: Sequence[Arena | int], progress: Progress | None = None) -> None:
         """Store chunks (image.chunks.chunk_table), each compared with its digest on the way. NoSpaceError aborts."""
@@ -135,6 +150,7 @@ class ImageWriter:
     ) -> Manifest:
         folder = self._session.work_directory / CPU
         found = list(layout.plain_files(folder)) if folder.is_dir() else []
+        self._add_ahead(manifest)
         if manifest.cpu is None:
             if found:
                 raise BadImageError(f"there are files of CRIU ({found[0][0]}, …) and the manifest has no CPU side")
@@ -149,6 +165,12 @@ class ImageWriter:
                 amounts = added(amounts, of_these)
         cpu = msgspec.structs.replace(manifest.cpu, files=records)
         return msgspec.structs.replace(manifest, cpu=cpu, stats=Stats(gpu=self._gpu, cpu=amounts))
+
+    def _add_ahead(self, manifest: Manifest) -> None:
+        ahead, self._ahead = self._ahead, []
+        if ahead:
+            new = chunks.bytes_named(manifest, ahead)
+            self._gpu = msgspec.structs.replace(self._gpu, known=self._gpu.known - new, new=self._gpu.new + new)
 
     def _store_files(
         self,

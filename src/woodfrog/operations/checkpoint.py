@@ -1,9 +1,10 @@
 """`checkpoint`: an image of a running target, which then runs on, or (`stop`) ends once the image is durable.
 
-Phases: survey, prepare, quiesce, handover, then control and cpu with import, hash and drain beside them: only what is
-new to the store crosses the bus. Leave-running goes on with return, and writes after the target runs again; stop writes
-before it commits, and ends the target last. Must never end a target without a committed image, and never commit what
-was not drained whole.
+Phases: survey, prepare, quiesce, handover, then control and cpu with import and hash beside them: only what is new to
+the store crosses the bus. Leave-running goes on with return as soon as that is captured (copied within the GPU's
+memory, or drained where that is full), and drains and writes while the target runs; stop drains and writes before it
+commits, and ends the target last. Must never end a target without a committed image, never commit what was not drained
+whole, and never let a target run before all that is new has left its memory.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from woodfrog.cpu import pagemap
-from woodfrog.errors import NotFoundError, TargetState, UsageError, WoodfrogError
-from woodfrog.operations import history, room
+from woodfrog.errors import NotFoundError, RefusedError, TargetState, UsageError, WoodfrogError
+from woodfrog.operations import concurrent, history, precopy, room
 from woodfrog.operations import manifest as manifests
 from woodfrog.operations.clean import Clean, CleanChangedError
+from woodfrog.operations.concurrent import Allowance
 from woodfrog.operations.context import Context
 from woodfrog.operations.data import GpuData
 from woodfrog.operations.dump_folder import dump_folder
@@ -27,8 +29,9 @@ from woodfrog.operations.failure import explain
 from woodfrog.operations.freezing import FreezingOperation
 from woodfrog.operations.frozen import FrozenTarget
 from woodfrog.operations.history import Baseline, LastImage
-from woodfrog.operations.increment import Increment, host_can_take
+from woodfrog.operations.increment import Increment
 from woodfrog.operations.phases import Beside, Emit, Phase, Step
+from woodfrog.operations.precopy import Precopy
 from woodfrog.operations.rings import take_rings
 from woodfrog.operations.space import Space
 from woodfrog.operations.survey import Surveyed, survey
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+STALL_PHASES = ("quiesce", "handover", "control", "cpu", "return")  # the target waits for these, one after the other
 REAP_TIMEOUT_S = 5.0  # of what is our own child; the reaper's thread does it within milliseconds
 
 
@@ -49,7 +53,9 @@ REAP_TIMEOUT_S = 5.0  # of what is our own child; the reaper's thread does it wi
 class CheckpointRequest:
     """What was asked for. `store` is a path or URL, or empty for the default one; `name` empty: the target's own.
     Without `incremental` all memory crosses the bus and is compared; what is stored is the same. With `check_clean`
-    what a target's followed launches cannot have written is hashed all the same, and a difference is an error."""
+    what a target's followed launches cannot have written is hashed all the same, and a difference is an error.
+    `concurrent`: how a target that runs on is spared the wait for its data (operations/concurrent.py). `precopy`:
+    rounds of copies before it comes to rest (operations/precopy.py)."""
 
     root_pid: int
     stop: bool = False
@@ -60,6 +66,8 @@ class CheckpointRequest:
     compress: str = "auto"
     incremental: bool = True
     check_clean: bool = False
+    concurrent: str = concurrent.AUTO
+    precopy: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,6 +91,8 @@ class CheckpointPlan:
             "stop": self.request.stop,
             "cpu": self.request.cpu,
             "incremental": self.request.incremental,
+            "concurrent": self.request.concurrent,
+            "precopy": self.request.precopy,
             "ring": self.ring,
             "arena_bytes": sum(self.arena_bytes.values()),
             "disk_bytes": self.disk_bytes,
@@ -99,6 +109,8 @@ class Checkpoint(FreezingOperation):
         self._criu: Criu | None = None
         self._writer: ImageWriter | None = None
         self._increment: Increment | None = None
+        self._allowance: Allowance | None = None
+        self._precopy: Precopy | None = None
         self._dumped: Dumped | None = None
         self._draft: manifests.Draft | None = None
         self._store_url = ""
@@ -125,20 +137,24 @@ class Checkpoint(FreezingOperation):
             Phase("survey", self._survey, limit_s=limits.short_s),
             Phase("prepare", self._prepare, self._abort_writer, limit_s=limits.long_s),
         ]
+        if request.precopy:
+            begin.append(Phase(precopy.PHASE, self._run_precopy, self._release_precopy, limit_s=limits.long_s))
         quiesce = Phase("quiesce", self._quiesce, self._bring_back, limit_s=limits.quiesce_s)
         handover = Phase("handover", self._handover, limit_s=limits.short_s)
         import_ = Phase("import", self._import, self._release_data, limit_s=limits.short_s)
         hash_ = Phase("hash", self._hash, limit_s=limits.long_s)
-        drain = Phase("drain", self._drain, limit_s=limits.long_s)
+        drain = Phase("drain", self._drain, self._release_copies, limit_s=limits.long_s)
         control = Phase("control", self._control, limit_s=limits.driver_s)
         cpu = [Phase("cpu", self._cpu, self._abort_writer, limit_s=limits.long_s)] if request.cpu else []
-        back = Phase("return", self._return, limit_s=limits.driver_s)
         write = Phase("write", self._write, self._abort_writer, limit_s=limits.long_s)
         commit = Phase("commit", self._commit, self._abort_writer, limit_s=limits.long_s, commits=True)
         if request.stop:
             end = Phase("end", self._end, limit_s=limits.long_s)
             return [*begin, quiesce, handover, Beside([import_, hash_, drain, write], [control, *cpu]), commit, end]
-        return [*begin, quiesce, handover, Beside([import_, hash_, drain], [control, *cpu]), back, write, commit]
+        capture = Phase("capture", self._capture, self._release_copies, limit_s=limits.long_s)
+        back = Phase("return", self._return, limit_s=limits.driver_s, after=capture.name)
+        beside = Beside([import_, hash_, capture, drain], [control, *cpu, back])
+        return [*begin, quiesce, handover, beside, write, commit]
 
     # ── phases ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -148,6 +164,9 @@ class Checkpoint(FreezingOperation):
             raise UsageError(
                 "stopping a target without its CPU side would lose it", advice="leave it running, or add it"
             )
+        concurrent.check_way(request.concurrent, stop=request.stop)
+        if request.precopy and not request.incremental:
+            raise UsageError("--full moves everything once more, whatever was copied before", advice="leave one out")
         if request.cpu:
             self._criu = context.criu()
         surveyed = survey(context, request.root_pid, image=request.cpu)
@@ -176,29 +195,58 @@ class Checkpoint(FreezingOperation):
             if device.owned_bytes
         }
         needed_arena = sum(arena_bytes.values())
-        used_bytes = arenas.size_bytes - arenas.free_bytes
-        ring = needed_arena > arenas.free_bytes or not host_can_take(arenas.prepared_bytes, used_bytes, needed_arena)
+        ring = needed_arena > arenas.free_bytes or not room.arena_can_take(arenas, needed_arena)
         return CheckpointPlan(surveyed, request, name, ring, needed_disk, last, arena_bytes)
 
     def _prepare(self) -> None:
         """Memory and disk at hand while the target still runs: it shall not wait for either."""
         context, request, plan = self._context, self._request, self._planned
         surveyed, chunk_bytes = plan.surveyed, self._images.chunk_bytes
-        if plan.ring:
+        if request.precopy:
+            pass  # it takes what it needs, and then what will be left
+        elif plan.ring:
             self._spaces = take_rings(context.arenas, plan.arena_bytes, surveyed.user, chunk_bytes)
         else:
-            for device in surveyed.devices:
-                if size_bytes := plan.arena_bytes.get(device.ordinal, 0):
-                    node = context.devices.node_of(device.uuid)
-                    self._spaces[device.ordinal] = Space.take(
-                        context.arenas, whole_chunks(size_bytes, chunk_bytes), surveyed.user, node=node
-                    )
+            self._take_spaces(plan.arena_bytes)
         self._writer = self._images.begin(plan.name, compress=request.compress)
+        if not request.stop and request.concurrent != concurrent.STOP:
+            returning_bytes = surveyed.driver_bytes + room.gpu_control_state_bytes(surveyed.simulated)
+            free_bytes = {one.ordinal: context.devices.by_uuid(one.uuid).free_bytes() for one in surveyed.devices}
+            self._allowance = Allowance(free_bytes, returning_bytes)
         self._frozen = FrozenTarget(context, surveyed.notes("checkpoint", stop=request.stop, store=request.store))
         self._frozen.notes.image = plan.name
         self._frozen.notes.directory = str(self._writer.directory)
         self._draft = manifests.Draft.of(context, surveyed, self._frozen.notes)
-        self._offer_control_memory(surveyed.simulated)
+        if not request.precopy:  # its pause would give the offered memory back
+            self._offer_control_memory(surveyed.simulated)
+
+    def _take_spaces(self, sizes_bytes: dict[int, int]) -> None:
+        """Arena memory near each device, by the target's ordinals."""
+        context, surveyed = self._context, self._planned.surveyed
+        for device in surveyed.devices:
+            if size_bytes := sizes_bytes.get(device.ordinal, 0):
+                self._spaces[device.ordinal] = Space.take(
+                    context.arenas,
+                    whole_chunks(size_bytes, self._images.chunk_bytes),
+                    surveyed.user,
+                    node=context.devices.node_of(device.uuid),
+                )
+
+    def _run_precopy(self) -> None:
+        plan, target = self._planned, self._target
+        if not target.notes.managed:
+            raise RefusedError(
+                "the driver keeps this target's memory, so it cannot be read while the target runs",
+                advice="start it with `woodfrog run`, or leave out --precopy",
+            )
+        self._precopy = Precopy(self._context, target, self._writing, store_ahead=self._request.stop)
+        self._precopy.run(self.runner, self._timeout_s)
+        left_bytes = history.with_slack(self._precopy.last_bytes)
+        arenas = self._context.arenas
+        wanted = {device: min(size_bytes, left_bytes) for device, size_bytes in plan.arena_bytes.items()}
+        if sum(wanted.values()) <= arenas.free_bytes and room.arena_can_take(arenas, sum(wanted.values())):
+            self._take_spaces(wanted)
+        self._offer_control_memory(plan.surveyed.simulated)
 
     def _handover(self) -> None:
         target = self._target
@@ -216,6 +264,10 @@ class Checkpoint(FreezingOperation):
             everything=not self._request.incremental,
             clean=self._clean,
             check_clean=self._request.check_clean,
+            way=self._request.concurrent,
+            allowance=self._allowance,
+            in_background=lambda: target.resumed_at > 0.0,
+            precopy=self._precopy,
         )
         target.release()
         if self._request.cpu:
@@ -267,11 +319,20 @@ class Checkpoint(FreezingOperation):
                 log_directory=folder,
             )
 
-    def _drain(self) -> None:
+    def _capture(self) -> None:
         if self._data is not None and self._increment is not None and self._data.parts:
-            progress = self._increment.drain()
-            with self.runner.counting("drain", progress):
-                self._increment.move(progress)
+            progress = self._increment.plan_capture()
+            with self.runner.counting("capture", progress):
+                self._increment.capture(progress)
+
+    def _drain(self) -> None:
+        if self._data is None or self._increment is None or not self._data.parts:
+            return
+        increment = self._increment
+        # A target that ends waits for everything, so there is nothing to capture first.
+        progress = increment.plan_capture() if self._request.stop else increment.plan_drain()
+        with self.runner.counting("drain", progress):
+            (increment.capture if self._request.stop else increment.drain)(progress)
 
     def _return(self) -> None:
         self._target.bring_back()
@@ -280,9 +341,9 @@ class Checkpoint(FreezingOperation):
 
     def _write(self) -> None:
         if self._data is not None and self._increment is not None and self._data.parts:
-            progress = self._increment.write()
+            progress = self._increment.plan_write()
             with self.runner.counting("write", progress):
-                self._increment.store(progress)
+                self._increment.write(progress)
 
     def _commit(self) -> None:
         assert self._draft is not None
@@ -322,8 +383,18 @@ class Checkpoint(FreezingOperation):
         if self._writer is not None:
             self._writer.abort()
 
+    def _release_copies(self) -> None:
+        if self._increment is not None:
+            self._increment.release()
+
+    def _release_precopy(self) -> None:
+        if self._precopy is not None:
+            self._precopy.release()
+
     def _release(self) -> None:
+        self._release_precopy()
         self._abort_writer()  # does nothing after the commit
+        self._release_copies()
         super()._release()
 
     @property
@@ -377,10 +448,14 @@ class Checkpoint(FreezingOperation):
             "parent": self._manifest.parent or "",
             "name": notes.name,
             "pid": notes.pid,
-            "state": TargetState.GONE if self._request.stop else TargetState.RUNNING,
+            "state": TargetState.GONE if self._request.stop or not self._target.alive else TargetState.RUNNING,
             "stopped": self._request.stop,
             "phases": dict(self.runner.times),
             "stall_s": self._target.stall_s,
+            "stall_parts": self._stall_parts(),
+            "driver_s": self._target.driver_s,
+            "precopy": self._precopy.stats.to_dict() if self._precopy else {},
+            "concurrent": [way.to_dict() for way in increment.ways] if increment else [],
             "bytes": self._manifest.gpu_bytes + self._manifest.cpu_bytes,
             "gpu_bytes": self._manifest.gpu_bytes,
             "cpu_bytes": self._manifest.cpu_bytes,
@@ -394,6 +469,16 @@ class Checkpoint(FreezingOperation):
             "ring": increment.streamed if increment else False,
             "control_memory_bytes": self._target.control_memory_taken,
         }
+
+    def _stall_parts(self) -> dict[str, float]:
+        """What the target waited for, in seconds: phases one after the other, and `data`, for what was new to be out of
+        its memory once everything else was ready."""
+        times, waits = self.runner.times, self.runner.waits
+        parts: dict[str, float] = {name: times[name] for name in STALL_PHASES if name in times}
+        if self._precopy is not None:
+            parts[precopy.PHASE] = self._precopy.stats.pause_s
+        parts["data"] = waits.get("return", 0.0)
+        return parts
 
 
 def whole_chunks(size_bytes: int, chunk_bytes: int) -> int:

@@ -21,6 +21,7 @@ from woodfrog.image.manifest import DIGEST_BYTES
 from woodfrog.operations.context import Arenas, Devices
 from woodfrog.operations.notes import HandleNote
 from woodfrog.operations.space import Space
+from woodfrog.operations.staging import Staging
 
 if TYPE_CHECKING:
     from woodfrog._native.transfer import Device, Memory, Progress
@@ -172,13 +173,31 @@ class GpuData:
 
         def one_device(part: DevicePart, mine: Progress) -> bytes:
             if not clean:
-                return transfer.hash_device(self._pieces(part), chunk_bytes=chunk_bytes, progress=mine)
+                return transfer.hash_device(self.pieces(part), chunk_bytes=chunk_bytes, progress=mine)
             known = clean[part.number]
             pieces = [(self._memories[run.index], run.offset_bytes, run.size_bytes) for run in known.runs]
             return known.fill(transfer.hash_device(pieces, chunk_bytes=chunk_bytes, progress=mine) if pieces else b"")
 
         digests: list[bytes] = self.each_device(one_device, progress)
         return digests
+
+    def device_of(self, part: DevicePart) -> Device:
+        """The daemon's device of a part."""
+        return self._devices.by_uuid(self._uuids[part.device])
+
+    def capture_chunks(
+        self, part: DevicePart, positions: Sequence[int], staging: Staging, progress: Progress | None = None
+    ) -> None:
+        """HBM → HBM: these chunks of one part (ascending) into the slots of `staging`."""
+        from woodfrog._native import transfer
+
+        transfer.capture_chunks(
+            self.pieces(part),
+            packed(positions),
+            staging.places(),
+            chunk_bytes=staging.chunk_bytes,
+            progress=progress,
+        )
 
     def drain_chunks(
         self,
@@ -191,22 +210,7 @@ class GpuData:
         progress: Progress,
     ) -> None:
         """HBM → arena: these chunks of one part (ascending) into the slots of `space` from `first_slot` on."""
-        from woodfrog._native import transfer
-
-        done = 0
-        runs = space.slot_runs(first_slot, len(positions), chunk_bytes)
-        for node, group in groupby(runs, key=lambda run: run[0]):
-            ranges = [(offset, count * chunk_bytes) for _, offset, count in group]
-            count = sum(size for _, size in ranges) // chunk_bytes
-            transfer.drain_chunks(
-                self._pieces(part),
-                packed(positions[done : done + count]),
-                arenas.arena(node),
-                ranges,
-                chunk_bytes=chunk_bytes,
-                progress=progress,
-            )
-            done += count
+        drain_pieces(self.pieces(part), positions, arenas, space, first_slot, chunk_bytes, progress)
 
     def refill_from_packs(
         self,
@@ -250,7 +254,7 @@ class GpuData:
                     progress=mine,
                 )
             if in_place:
-                require_digests(expected, transfer.hash_device(self._pieces(part), chunk_bytes=chunk_bytes))
+                require_digests(expected, transfer.hash_device(self.pieces(part), chunk_bytes=chunk_bytes))
 
         self.each_device(one_device, progress)
 
@@ -262,7 +266,8 @@ class GpuData:
 
         return JointProgress([transfer.Progress(part.size_bytes if whole else 0) for part in self.parts])
 
-    def _pieces(self, part: DevicePart) -> list[tuple[Memory, int, int]]:
+    def pieces(self, part: DevicePart) -> list[tuple[Memory, int, int]]:
+        """All memory of a part, as the native calls take it."""
         return [(self._memories[index], 0, self.handles[index].size) for index in part.indices]
 
     def each_device(self, work: Callable[[DevicePart, Progress], Any], progress: JointProgress) -> list[Any]:
@@ -290,6 +295,38 @@ class GpuData:
         if failures:
             raise failures[0]
         return results
+
+
+def drain_pieces(
+    pieces: Sequence[tuple[Memory, int, int]],
+    positions: Sequence[int],
+    arenas: Arenas,
+    space: Space,
+    first_slot: int,
+    chunk_bytes: int,
+    progress: Progress,
+    *,
+    background: bool = False,
+) -> None:
+    """HBM → arena: these chunks (ascending, counted through the pieces) into the slots of `space` from `first_slot` on.
+    `background`: so that the copies of others go on beside it."""
+    from woodfrog._native import transfer
+
+    done = 0
+    runs = space.slot_runs(first_slot, len(positions), chunk_bytes)
+    for node, group in groupby(runs, key=lambda run: run[0]):
+        ranges = [(offset, count * chunk_bytes) for _, offset, count in group]
+        count = sum(size for _, size in ranges) // chunk_bytes
+        transfer.drain_chunks(
+            pieces,
+            packed(positions[done : done + count]),
+            arenas.arena(node),
+            ranges,
+            chunk_bytes=chunk_bytes,
+            background=background,
+            progress=progress,
+        )
+        done += count
 
 
 def require_digests(expected: bytes, found: bytes) -> None:

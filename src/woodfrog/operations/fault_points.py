@@ -11,12 +11,14 @@ from collections.abc import Iterator
 CHECKPOINT = (
     "survey",
     "prepare",
+    "precopy",
     "quiesce",
     "handover",
     "import",
     "control",
     "cpu",
     "hash",
+    "capture",
     "drain",
     "return",
     "write",
@@ -27,11 +29,31 @@ RESTORE = ("survey", "prepare", "allocate", "refill", "extract", "cpu", "control
 SUSPEND = ("survey", "prepare", "quiesce", "handover", "import", "control", "drain", "commit", "end")
 RESUME = ("survey", "allocate", "refill", "control", "return", "commit", "end")
 
+SWITCH = (
+    "out_survey",
+    "out_prepare",
+    "out_quiesce",
+    "out_handover",
+    "in_survey",
+    "out_import",
+    "out_control",
+    "in_control",
+    "in_allocate",
+    "in_refill",
+    "out_drain",
+    "out_commit",
+    "in_commit",
+    "in_return",
+    "out_end",
+    "in_end",
+)
+
 PHASES: dict[str, tuple[str, ...]] = {
     "checkpoint": CHECKPOINT,
     "restore": RESTORE,
     "suspend": SUSPEND,
     "resume": RESUME,
+    "switch": SWITCH,
 }
 
 

@@ -17,10 +17,21 @@ from woodfrog.operations.space import Space
 class FreezingOperation:
     """Base of an operation on one running target; use once."""
 
-    def __init__(self, name: str, context: Context, timeout_s: float, emit: Emit | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        context: Context,
+        timeout_s: float,
+        emit: Emit | None,
+        *,
+        runner: Runner | None = None,
+        prefix: str = "",
+    ) -> None:
+        """`runner`: of an operation that this one is a part of, whose phases are told apart by `prefix`."""
         self._context = context
         self._timeout_s = timeout_s
-        self.runner = Runner(name, emit)
+        self.runner = runner or Runner(name, emit)
+        self._prefix = prefix
         self._limits = PhaseLimits(timeout_s)
         self._frozen: FrozenTarget | None = None
         self._data: GpuData | None = None

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 
 from woodfrog.driver.process import DriverProcess, GpuPair, ProcessState
 from woodfrog.errors import TargetLostError, TargetState, TimeoutExceededError, WoodfrogError
+from woodfrog.faults import fault_point
 from woodfrog.operations.context import Context
 from woodfrog.operations.data import close_all
 from woodfrog.operations.notes import HandleNote, Notes, Record, target_key
@@ -49,6 +51,8 @@ class FrozenTarget:
         self.control_memory_taken = 0  # of them, by the driver; known once the target runs again
         self.quiesced_at: float = 0.0  # monotonic; when the target began to wait
         self.resumed_at: float = 0.0
+        self.paused_s: float = 0.0  # before that
+        self.driver_s: float = 0.0  # in the driver's own calls
 
     @cached_property
     def driver(self) -> DriverProcess:
@@ -84,6 +88,27 @@ class FrozenTarget:
             self.record.keep(self.notes, [])
             self.driver.lock(timeout_s)
 
+    def peek(self, timeout_s: float) -> tuple[list[HandleNote], list[int], float]:
+        """The target's memory as it is now, which it keeps: handles, a descriptor for each (the caller's to close), and
+        the seconds that it waited for that. It runs on, also after a failure."""
+        self.check_alive()
+        link = self.link()
+        begun = time.monotonic()
+        link.quiesce(self.notes.operation_id, timeout_s)
+        fds: list[int] = []
+        try:
+            with link.export_memory() as exported:
+                handles = [HandleNote(one.handle, one.size_bytes, one.device, one.kind) for one in exported.handles]
+                fds = exported.fds.take()
+            fault_point("precopy.peek.exported")
+            link.resume()
+        except BaseException:
+            link.close()  # by wire.h a target that still owns its memory then runs on by itself
+            close_all(fds)
+            raise
+        self.paused_s = time.monotonic() - begun
+        return handles, fds, self.paused_s
+
     def export(self) -> None:
         """The target passes a descriptor for each allocation, and the keeper has them when this returns."""
         with self.link().export_memory() as exported:
@@ -117,9 +142,10 @@ class FrozenTarget:
     def checkpoint_driver(self) -> None:
         """The driver's part of the state moves into the process's own memory."""
         self.check_alive()
-        if self.notes.managed:
-            self.driver.lock(LOCK_TIMEOUT_S)
-        self.driver.checkpoint()
+        with self._in_driver():
+            if self.notes.managed:
+                self.driver.lock(LOCK_TIMEOUT_S)
+            self.driver.checkpoint()
 
     # ── the way back ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -143,12 +169,13 @@ class FrozenTarget:
         """The driver's state back on the GPU and unlocked, from whichever of its states it is in."""
         state = self.settled_state()
         # What a call that succeeded has led to need not be asked again: the target is waiting.
-        if state is ProcessState.CHECKPOINTED:
-            self.driver.restore(gpu_pairs(self.notes))
-            state = ProcessState.LOCKED
-        if state is ProcessState.LOCKED:
-            self.driver.unlock()
-            state = ProcessState.RUNNING
+        with self._in_driver():
+            if state is ProcessState.CHECKPOINTED:
+                self.driver.restore(gpu_pairs(self.notes))
+                state = ProcessState.LOCKED
+            if state is ProcessState.LOCKED:
+                self.driver.unlock()
+                state = ProcessState.RUNNING
         if state is not ProcessState.RUNNING:
             raise WoodfrogError(
                 f"the driver says process {self.notes.pid} is {state.name.lower()} where it should be running",
@@ -190,16 +217,24 @@ class FrozenTarget:
 
     # ── the rest ────────────────────────────────────────────────────────────────────────────────────────────────
 
+    @contextmanager
+    def _in_driver(self) -> Iterator[None]:
+        begun = time.monotonic()
+        try:
+            yield
+        finally:
+            self.driver_s += time.monotonic() - begun
+
     def link(self) -> AgentLink:
         """The agent's connection; it is woken when it sleeps."""
         return self.context.agents.ensure(self.notes.pid, AGENT_TIMEOUT_S)
 
     @property
     def stall_s(self) -> float:
-        """How long the target waited, from its quiesce until it ran again (or until now)."""
+        """How long the target waited, from its quiesce until it ran again (or until now), and in a pause before."""
         if not self.quiesced_at:
-            return 0.0
-        return (self.resumed_at or time.monotonic()) - self.quiesced_at
+            return self.paused_s
+        return self.paused_s + (self.resumed_at or time.monotonic()) - self.quiesced_at
 
     @property
     def identity(self) -> Identity:

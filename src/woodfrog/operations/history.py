@@ -59,7 +59,7 @@ def estimate_bytes(owned_bytes: int, last: LastImage | None) -> int:
     """How much of a target's memory will be new to the store: all of it for a first image."""
     if last is None:
         return owned_bytes
-    return _grown(last.new_bytes, owned_bytes)
+    return min(owned_bytes, with_slack(last.new_bytes))
 
 
 def estimate_cpu_bytes(files_bytes: int, last: LastImage | None) -> int:
@@ -67,11 +67,12 @@ def estimate_cpu_bytes(files_bytes: int, last: LastImage | None) -> int:
     after one without a CPU side."""
     if last is None or not last.cpu_new_bytes:
         return files_bytes
-    return _grown(last.cpu_new_bytes, files_bytes)
+    return min(files_bytes, with_slack(last.cpu_new_bytes))
 
 
-def _grown(last_bytes: int, most_bytes: int) -> int:
-    return min(most_bytes, int(last_bytes * SLACK) + SLACK_BYTES)
+def with_slack(new_bytes: int) -> int:
+    """What to be ready for, where so much was new the last time."""
+    return int(new_bytes * SLACK) + SLACK_BYTES
 
 
 def _look(surveyed: Surveyed, images: ImageRepository, name: str) -> LastImage | None:

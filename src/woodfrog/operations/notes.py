@@ -22,6 +22,8 @@ from woodfrog.target.memory import Handle
 log = logging.getLogger(__name__)
 
 NOTES_VERSION = 1
+# Levels of a suspend: whether the target's control state leaves the GPU as well.
+WARM, COLD = "warm", "cold"
 # Notes of a million handles are about 40 MB; anything above is not ours.
 MAX_NOTES_BYTES = 256 << 20
 
@@ -60,6 +62,7 @@ class Notes(msgspec.Struct, kw_only=True):
     managed: bool  # has our interposer; else the driver keeps its memory
     user: int = -1  # whose data it is
     stop: bool = False
+    level: str = COLD  # of a suspended target
     store: str = ""
     directory: str = ""  # where an image is being written; CRIU's command line names it
     image: str = ""  # of a restore: the image it comes from; of a checkpoint: the name of the one being written

@@ -49,21 +49,25 @@ class ProgressLike(Protocol):
 
 @dataclass(frozen=True)
 class Phase:
-    """One step. `limit_s` bounds it: when it passes, `fault_point` and cancellable copies inside it are cancelled."""
+    """One step. `limit_s` bounds it: when it passes, `fault_point` and cancellable copies inside it are cancelled.
+    `after`: of a foreground phase of Beside: it waits for the end of this phase of the background."""
 
     name: str
     do: Callable[[], None]
     undo: Callable[[], None] | None = None
     limit_s: float | None = None
     commits: bool = False
+    after: str | None = None
 
 
 @dataclass(frozen=True)
 class Beside:
-    """`background` phases, in order, on a thread of their own beside the `foreground` phases; then both are joined."""
+    """`background` phases, in order, on a thread of their own beside the `foreground` phases, and each sequence of
+    `more` likewise; then all are joined. When one fails, the others begin no further phase."""
 
     background: Sequence[Phase]
     foreground: Sequence[Phase]
+    more: Sequence[Sequence[Phase]] = ()
 
 
 Step = Phase | Beside
@@ -78,11 +82,13 @@ class _Running:
 
 
 class Runner:
-    """Runs one operation's phases. Use once. `times` holds the seconds of every phase that ended, by name."""
+    """Runs one operation's phases. Use once. `times` holds the seconds of every phase that ended, by name; `waits`
+    those that a phase waited for another one (`Phase.after`)."""
 
     def __init__(self, operation: str, emit: Emit | None = None) -> None:
         self.operation = operation
         self.times: dict[str, float] = {}
+        self.waits: dict[str, float] = {}
         self.committed = False
         self.undo_failures: list[WoodfrogError] = []
         self._emit = emit or (lambda event: None)
@@ -203,27 +209,52 @@ class Runner:
 
     def _run_beside(self, step: Beside) -> None:
         failures: list[WoodfrogError] = []
+        backgrounds = [step.background, *step.more]
+        ended = {phase.name: threading.Event() for phases in backgrounds for phase in phases}
+        stopped = threading.Event()
 
-        def background() -> None:
+        def fail(of: Sequence[Phase]) -> None:
+            stopped.set()
+            # Without this the failure would wait for a copy of many gigabytes that nobody wants any more.
+            self._interrupt_all({phase.name for phases in backgrounds if phases is not of for phase in phases})
+
+        def background(phases: Sequence[Phase]) -> None:
             try:
-                for phase in step.background:
+                for phase in phases:
+                    if stopped.is_set():
+                        break
                     self._run_phase(phase)
+                    ended[phase.name].set()
             except WoodfrogError as failure:
                 failures.append(failure)
+                fail(phases)
+            finally:
+                for phase in phases:
+                    ended[phase.name].set()
 
-        thread = threading.Thread(target=background, name=f"{self.operation}-background", daemon=True)
-        thread.start()
+        threads = [
+            threading.Thread(
+                target=background, args=(phases,), name=f"{self.operation}-background-{number}", daemon=True
+            )
+            for number, phases in enumerate(backgrounds)
+        ]
+        for thread in threads:
+            thread.start()
         try:
             for phase in step.foreground:
+                if phase.after is not None:
+                    begun = time.monotonic()
+                    ended[phase.after].wait()
+                    self.waits[phase.name] = time.monotonic() - begun
                 if failures:
                     break
                 self._run_phase(phase)
         except WoodfrogError:
-            # Without this the failure would wait for a copy of many gigabytes that nobody wants any more.
-            self._interrupt_all({phase.name for phase in step.background})
+            fail(())
             raise
         finally:
-            thread.join()
+            for thread in threads:
+                thread.join()
         if failures:
             raise failures[0]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from woodfrog.operations.context import Context
 from woodfrog.operations.data import GpuData
 from woodfrog.operations.frozen import LOCK_TIMEOUT_S, FrozenTarget
 from woodfrog.operations.limits import PhaseLimits
-from woodfrog.operations.notes import Notes, Record, suspend_key
+from woodfrog.operations.notes import WARM, Notes, Record, suspend_key
 from woodfrog.operations.phases import Beside, Emit, Phase, Runner, Step
 from woodfrog.operations.space import Space
 
@@ -36,10 +37,20 @@ class ResumeRequest:
 class Resume:
     """One resume; use once."""
 
-    def __init__(self, context: Context, request: ResumeRequest, emit: Emit | None = None) -> None:
+    def __init__(
+        self,
+        context: Context,
+        request: ResumeRequest,
+        emit: Emit | None = None,
+        *,
+        runner: Runner | None = None,
+        prefix: str = "",
+    ) -> None:
+        """`runner`: of an operation that this one is a part of, whose phases are told apart by `prefix`."""
         self._context = context
         self._suspended = request.notes
-        self.runner = Runner("resume", emit)
+        self.runner = runner or Runner("resume", emit)
+        self._prefix = prefix
         self._limits = PhaseLimits()
         self._key = (request.notes.pid, request.notes.start_ticks)
         self._record = Record(context.keeper, suspend_key(*self._key), exists=True)
@@ -49,29 +60,52 @@ class Resume:
         self._data = GpuData(context.devices, notes.handles, notes.devices)
         self._spaces = spaces_of(context, notes)
 
+    # ── the phases, in their order ──────────────────────────────────────────────────────────────────────────────
+
+    def begin(self) -> list[Phase]:
+        return [self._phase("survey", self._survey, limit_s=self._limits.short_s)]
+
+    def data(self) -> list[Phase]:
+        limits = self._limits
+        return [
+            self._phase("allocate", self._allocate, self._unallocate, limit_s=limits.short_s),
+            self._phase("refill", self._refill, limit_s=limits.long_s),
+        ]
+
+    def control(self) -> list[Phase]:
+        """Beside `data`."""
+        return [self._phase("control", self._control, self._uncontrol, limit_s=self._limits.driver_s)]
+
+    def commit(self) -> Phase:
+        return self._phase("commit", self._commit, limit_s=self._limits.short_s, commits=True)
+
+    def back(self) -> Phase:
+        return self._phase("return", self._return, limit_s=self._limits.short_s)
+
+    def end(self) -> Phase:
+        return self._phase("end", self._end, limit_s=self._limits.short_s)
+
+    def _phase(self, name: str, do: Callable[[], None], undo: Callable[[], None] | None = None, **more: Any) -> Phase:
+        return Phase(self._prefix + name, do, undo, **more)
+
     def run(self) -> dict[str, Any]:
         """Do it; the result as `daemon.sock` carries it. Raises a WoodfrogError with the target's state."""
-        limits = self._limits
         steps: list[Step] = [
-            Phase("survey", self._survey, limit_s=limits.short_s),
-            Beside(
-                [
-                    Phase("allocate", self._allocate, self._unallocate, limit_s=limits.short_s),
-                    Phase("refill", self._refill, limit_s=limits.long_s),
-                ],
-                [Phase("control", self._control, self._uncontrol, limit_s=limits.driver_s)],
-            ),
-            Phase("commit", self._commit, limit_s=limits.short_s, commits=True),
-            Phase("return", self._return, limit_s=limits.short_s),
-            Phase("end", self._end, limit_s=limits.short_s),
+            *self.begin(),
+            Beside(self.data(), self.control()),
+            self.commit(),
+            self.back(),
+            self.end(),
         ]
         try:
             self.runner.run(steps)
         except WoodfrogError as failure:
-            raise self._settle(failure) from failure
+            raise self.settle(failure) from failure
         finally:
-            self._data.release()
-            self._target.close()
+            self.release()
+        return self.result()
+
+    def result(self) -> dict[str, Any]:
         return {
             "name": self._target.notes.name,
             "pid": self._target.notes.pid,
@@ -79,6 +113,22 @@ class Resume:
             "phases": dict(self.runner.times),
             "bytes": self._data.size_bytes,
         }
+
+    def release(self) -> None:
+        """Everything that the operation itself still holds; safe to repeat."""
+        self._data.release()
+        self._target.close()
+
+    def needed_bytes(self) -> dict[str, int]:
+        """Device memory that the target comes back to, by the devices' UUIDs."""
+        notes = self._target.notes
+        warm = notes.level == WARM
+        needed = {uuid: 0 if warm else room.gpu_control_state_bytes(notes.simulated) for uuid in notes.devices.values()}
+        for uuid in [] if warm else list(needed)[:1]:
+            needed[uuid] += notes.driver_bytes  # on which of them is not known
+        for handle in notes.handles:
+            needed[notes.devices[handle.device]] += handle.size
+        return needed
 
     @property
     def frozen_target(self) -> FrozenTarget | None:
@@ -95,20 +145,15 @@ class Resume:
                 advice="see the target's log; restore an image of it",
             )
         state = self._target.driver.state()
-        if state is not ProcessState.CHECKPOINTED:
+        wanted = ProcessState.RUNNING if self._target.notes.level == WARM else ProcessState.CHECKPOINTED
+        if state is not wanted:
             raise WoodfrogError(
-                f"the driver says process {self._target.notes.pid} is {state.name.lower()}, not checkpointed",
+                f"the driver says process {self._target.notes.pid} is {state.name.lower()}, not {wanted.name.lower()}",
                 advice="somebody else has had it in hand; end the process",
                 pid=self._target.notes.pid,
                 target_state=TargetState.SUSPENDED,
             )
-        notes = self._target.notes
-        needed = {uuid: room.gpu_control_state_bytes(notes.simulated) for uuid in notes.devices.values()}
-        for uuid in list(needed)[:1]:
-            needed[uuid] += notes.driver_bytes  # on which of them is not known
-        for handle in notes.handles:
-            needed[notes.devices[handle.device]] += handle.size
-        for uuid, size in needed.items():
+        for uuid, size in self.needed_bytes().items():
             room.require_gpu(self._context.devices.by_uuid(uuid), size, "resuming the target")
 
     def _allocate(self) -> None:
@@ -119,7 +164,7 @@ class Resume:
         data, target = self._data, self._target
         if data.parts:
             progress = data.new_progress()
-            with self.runner.counting("refill", progress):
+            with self.runner.counting(self._prefix + "refill", progress):
                 data.refill(self._context.arenas, [self._spaces[part.device] for part in data.parts], progress)
         # Only now: what the record holds must be whole, for a daemon that finds it.
         target.record.keep(target.notes, target.fds)
@@ -134,7 +179,8 @@ class Resume:
         self._target.restore_driver()
 
     def _uncontrol(self) -> None:
-        suspend_driver(self._target)
+        if self._target.notes.level != WARM:
+            suspend_driver(self._target)
 
     def _commit(self) -> None:
         """Nothing to do: both halves are there, and from here the way is forward."""
@@ -158,7 +204,8 @@ class Resume:
         self._record.drop()
         self._forget()
 
-    def _settle(self, failure: WoodfrogError) -> WoodfrogError:
+    def settle(self, failure: WoodfrogError) -> WoodfrogError:
+        """`failure` with what has become of the target."""
         failure.pid = failure.pid or self._target.notes.pid
         if isinstance(failure, TargetLostError):
             return failure

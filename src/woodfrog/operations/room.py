@@ -12,6 +12,7 @@ from woodfrog.errors import NoSpaceError
 
 if TYPE_CHECKING:
     from woodfrog._native.transfer import Device
+    from woodfrog.operations.context import Arenas
 
 MIB = 1 << 20
 # What an empty context's control state takes in host memory: 531 MiB measured on an H200 with driver 580 (FACTS §1);
@@ -19,6 +20,8 @@ MIB = 1 << 20
 CONTROL_STATE_BYTES = 600 * MIB
 # What it takes on the GPU once it is back there: about the same.
 GPU_CONTROL_STATE_BYTES = 600 * MIB
+# Of a GPU's memory, left to the target while copies of its chunks lie there: what it allocates meanwhile must not fail.
+GPU_RESERVE_FRACTION = 1 / 32
 # Left for everybody else on the machine.
 HOST_RESERVE_BYTES = 256 * MIB
 
@@ -31,6 +34,11 @@ def control_state_bytes(simulated: bool) -> int:
 def gpu_control_state_bytes(simulated: bool) -> int:
     """Device memory that the driver's restore of an otherwise empty target takes."""
     return 0 if simulated else GPU_CONTROL_STATE_BYTES
+
+
+def gpu_reserve_bytes(device: Device) -> int:
+    """Of the memory of `device`: what must stay free while a target runs on beside copies of its chunks."""
+    return int(device.total_bytes * GPU_RESERVE_FRACTION)
 
 
 def host_available_bytes() -> int:
@@ -54,6 +62,12 @@ def host_total_bytes() -> int:
 def host_has(needed_bytes: int) -> bool:
     """Whether `needed_bytes` (may be negative: nothing) of host memory can be taken."""
     return needed_bytes + HOST_RESERVE_BYTES <= host_available_bytes()
+
+
+def arena_can_take(arenas: Arenas, more_bytes: int) -> bool:
+    """Whether the host has memory for so much more of the arenas: what is prepared and free costs nothing."""
+    used_bytes = arenas.size_bytes - arenas.free_bytes
+    return host_has(more_bytes - max(0, arenas.prepared_bytes - used_bytes))
 
 
 def require_host(needed_bytes: int, what: str, pid: int) -> None:

@@ -1,4 +1,5 @@
-"""`suspend` (cold): the data goes to the arena, the GPU is left empty; the process stays, checkpointed by the driver.
+"""`suspend`: the data goes to the arena; the process stays. Cold: checkpointed by the driver, the GPU is left empty.
+Warm: its context stays on the GPU with the control state, and it waits at the gate; back in milliseconds and a copy.
 
 The commit point is the keeper's acknowledgement of the `suspend:` record: notes and the arena's memfd. Until then the
 target's own memory is in the keeper and goes back on any failure; must never let go of that memory before.
@@ -7,18 +8,19 @@ target's own memory is in the keeper and goes back on any failure; must never le
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from woodfrog.errors import NoSpaceError, TargetState, WoodfrogError
+from woodfrog.errors import NoSpaceError, RefusedError, TargetState, WoodfrogError
 from woodfrog.operations import room
 from woodfrog.operations.context import Context
 from woodfrog.operations.data import GpuData
 from woodfrog.operations.failure import explain
 from woodfrog.operations.freezing import FreezingOperation
 from woodfrog.operations.frozen import FrozenTarget
-from woodfrog.operations.notes import ExtentNote, Record, suspend_key
-from woodfrog.operations.phases import Beside, Emit, Phase, Step
+from woodfrog.operations.notes import COLD, WARM, ExtentNote, Record, suspend_key
+from woodfrog.operations.phases import Beside, Emit, Phase, Runner, Step
 from woodfrog.operations.space import Space
 from woodfrog.operations.survey import Surveyed, survey
 
@@ -31,6 +33,7 @@ class SuspendRequest:
 
     root_pid: int
     timeout_s: float = 30.0
+    level: str = COLD
 
 
 @dataclass(frozen=True)
@@ -47,41 +50,77 @@ class SuspendPlan:
 class Suspend(FreezingOperation):
     """One suspend; use once."""
 
-    def __init__(self, context: Context, request: SuspendRequest, emit: Emit | None = None) -> None:
-        super().__init__("suspend", context, request.timeout_s, emit)
+    def __init__(
+        self,
+        context: Context,
+        request: SuspendRequest,
+        emit: Emit | None = None,
+        *,
+        runner: Runner | None = None,
+        prefix: str = "",
+    ) -> None:
+        super().__init__("suspend", context, request.timeout_s, emit, runner=runner, prefix=prefix)
         self._request = request
+        self.ended = False  # the target's own memory has been let go
         self._record: Record | None = None
         self._plan: SuspendPlan | None = None
 
+    # ── the phases, in their order ──────────────────────────────────────────────────────────────────────────────
+
+    def begin(self) -> list[Phase]:
+        """Until the data is on its way the target waits for nothing but these."""
+        limits = self._limits
+        return [
+            self._phase("survey", self._survey, limit_s=limits.short_s),
+            self._phase("prepare", self._prepare, limit_s=limits.long_s),
+            self._phase("quiesce", self._quiesce, self._bring_back, limit_s=limits.quiesce_s),
+            self._phase("handover", self._handover, limit_s=limits.short_s),
+        ]
+
+    def data(self) -> list[Phase]:
+        limits = self._limits
+        return [
+            self._phase("import", self._import, self._release_data, limit_s=limits.short_s),
+            self._phase("drain", self._drain, limit_s=limits.long_s),
+        ]
+
+    def control(self) -> list[Phase]:
+        """Beside `data`."""
+        if self._request.level == WARM:
+            return []
+        return [self._phase("control", self._control, limit_s=self._limits.driver_s)]
+
+    def commit(self, *, last: bool = True) -> Phase:
+        """`last`: nothing can be taken back afterwards."""
+        return self._phase("commit", self._commit, self._uncommit, limit_s=self._limits.short_s, commits=last)
+
+    def end(self) -> Phase:
+        return self._phase("end", self._end, limit_s=self._limits.short_s)
+
+    def _phase(self, name: str, do: Callable[[], None], undo: Callable[[], None] | None = None, **more: Any) -> Phase:
+        return Phase(self._prefix + name, do, undo, **more)
+
     def run(self) -> dict[str, Any]:
         """Do it; the result as `daemon.sock` carries it. Raises a WoodfrogError with the target's state."""
-        limits = self._limits
-        steps: list[Step] = [
-            Phase("survey", self._survey, limit_s=limits.short_s),
-            Phase("prepare", self._prepare, limit_s=limits.long_s),
-            Phase("quiesce", self._quiesce, self._bring_back, limit_s=limits.quiesce_s),
-            Phase("handover", self._handover, limit_s=limits.short_s),
-            Beside(
-                [
-                    Phase("import", self._import, self._release_data, limit_s=limits.short_s),
-                    Phase("drain", self._drain, limit_s=limits.long_s),
-                ],
-                [Phase("control", self._control, limit_s=limits.driver_s)],
-            ),
-            Phase("commit", self._commit, self._uncommit, limit_s=limits.short_s, commits=True),
-            Phase("end", self._end, limit_s=limits.short_s),
-        ]
+        steps: list[Step] = [*self.begin(), Beside(self.data(), self.control()), self.commit(), self.end()]
         try:
             self.runner.run(steps)
         except WoodfrogError as failure:
-            raise self._settle(failure) from failure
+            raise self.settle(failure) from failure
         finally:
             self._release()
-        return self._result()
+        return self.result()
 
     def _survey(self) -> None:
         surveyed = survey(self._context, self._request.root_pid, image=False)
-        control_bytes = surveyed.driver_bytes + room.control_state_bytes(surveyed.simulated)
+        warm = self._request.level == WARM
+        if warm and not surveyed.managed:
+            raise RefusedError(
+                "the driver keeps this target's memory, and only its own checkpoint takes it off the GPU",
+                advice="leave out --level warm, or start the program with `woodfrog run`",
+                pid=surveyed.pid,
+            )
+        control_bytes = 0 if warm else surveyed.driver_bytes + room.control_state_bytes(surveyed.simulated)
         to_populate = max(0, surveyed.owned_bytes - self._context.arenas.prepared_bytes)
         room.require_host(control_bytes + to_populate, "suspending the target", surveyed.pid)
         require_arena(self._context, surveyed)
@@ -100,7 +139,9 @@ class Suspend(FreezingOperation):
                 )
 
         self._frozen = FrozenTarget(self._context, surveyed.notes("suspend"))
-        self._offer_control_memory(surveyed.simulated)
+        self._frozen.notes.level = self._request.level
+        if self._request.level != WARM:
+            self._offer_control_memory(surveyed.simulated)
 
     def _handover(self) -> None:
         target = self._target
@@ -122,7 +163,7 @@ class Suspend(FreezingOperation):
         if data is None or not data.parts:
             return
         progress = data.new_progress()
-        with self.runner.counting("drain", progress):
+        with self.runner.counting(self._prefix + "drain", progress):
             data.drain(self._context.arenas, [self._spaces[part.device] for part in data.parts], progress)
 
     def _commit(self) -> None:
@@ -143,13 +184,24 @@ class Suspend(FreezingOperation):
     def _end(self) -> None:
         """The data is safe in the arena: now the GPU's memory may go. Safe to repeat."""
         target = self._target
+        self.ended = True
         self._context.suspended[(target.notes.pid, target.notes.start_ticks)] = target.notes
         self._spaces.clear()  # they belong to the suspended target now
         self._release_data()
         target.close()
         target.record.drop()
 
-    def _settle(self, failure: WoodfrogError) -> WoodfrogError:
+    def release(self) -> None:
+        """Everything that the operation itself still holds; safe to repeat."""
+        self._release()
+
+    def take_back(self) -> None:
+        """From behind the commit, while the target's own memory is still there: it runs on with that."""
+        self._uncommit()
+        self._bring_back()
+
+    def settle(self, failure: WoodfrogError) -> WoodfrogError:
+        """`failure` with what has become of the target."""
         if self._frozen is None:
             return failure
         if self.runner.committed:
@@ -159,12 +211,13 @@ class Suspend(FreezingOperation):
             return failure
         return explain(failure, self._frozen, self.runner)
 
-    def _result(self) -> dict[str, Any]:
+    def result(self) -> dict[str, Any]:
         notes = self._target.notes
         return {
             "name": notes.name,
             "pid": notes.pid,
             "state": TargetState.SUSPENDED,
+            "level": notes.level,
             "phases": dict(self.runner.times),
             "stall_s": self._target.stall_s,
             "bytes": self._gpu_bytes,

@@ -25,6 +25,11 @@ def pack_column(locations: bytes) -> memoryview:
     return memoryview(locations).cast("I")[5::8]
 
 
+def location_offsets(locations: bytes) -> memoryview:
+    """The offsets (u64) of locations."""
+    return memoryview(locations).cast("Q")[0::4]
+
+
 def digests_of(records: bytes) -> bytes:
     """The digests of pack records, back to back."""
     digests = bytearray(len(records) // RECORD_BYTES * DIGEST_BYTES)
@@ -60,6 +65,18 @@ def locations_of(records: bytes, pack: int) -> bytes:
     return bytes(locations)
 
 
+def raw_records(digests: bytes, offsets: Iterable[int], sizes: Iterable[int]) -> bytes:
+    """Pack records of chunks that lie at these offsets as they are."""
+    packed_sizes = packed(sizes)
+    columns = (
+        (0, DIGEST_BYTES, digests),
+        (32, 8, array("Q", offsets).tobytes()),
+        (40, 4, packed_sizes),
+        (44, 4, packed_sizes),
+    )
+    return interleave(len(digests) // DIGEST_BYTES, RECORD_BYTES, columns)
+
+
 def made_up_records(digests: bytes) -> bytes:
     """Pack records with these digests that say nothing true of where the chunks are: to use a ChunkIndex as a set."""
     count = len(digests) // DIGEST_BYTES
@@ -74,7 +91,7 @@ def made_up_records(digests: bytes) -> bytes:
 
 def select_rows(table: bytes, positions: Iterable[int], row_bytes: int) -> bytes:
     """The rows at these positions, in their order."""
-    return b"".join([table[at * row_bytes : (at + 1) * row_bytes] for at in positions])
+    return transfer.select_rows(table, packed(positions), row_bytes)
 
 
 def positions_of(packed: bytes) -> array[int]:

@@ -166,3 +166,31 @@ def test_events_tell_begin_end_and_progress_with_bytes() -> None:
     assert events[1]["bytes_total"] == 7
     assert events[2]["ok"] is True
     assert runner.times["copy"] >= 0
+
+
+def test_a_phase_begins_after_the_background_phase_it_names_and_not_after_all_of_them() -> None:
+    ran_on = threading.Event()
+    captured: list[bool] = []
+    first = Phase("capture", lambda: captured.append(True))
+    second = Phase("drain", lambda: _wait(ran_on))
+
+    def return_() -> None:
+        assert captured
+        ran_on.set()
+
+    foreground = [Phase("return", return_, after="capture")]
+    runner = Runner("op")
+    runner.run([Beside([first, second], foreground)])
+    assert "return" in runner.waits
+
+
+def _wait(event: threading.Event) -> None:
+    assert event.wait(10)
+
+
+def test_a_phase_does_not_begin_when_the_one_that_it_waits_for_fails() -> None:
+    recorder = Recorder()
+    background = [recorder.phase("capture", WoodfrogError("no")), recorder.phase("drain")]
+    with pytest.raises(WoodfrogError, match="no"):
+        Runner("op").run([Beside(background, [recorder.phase("return", after="capture")])])
+    assert recorder.done == ["do capture", "undo capture"]

@@ -1,6 +1,6 @@
 // A target for the tests that does as it is told: allocates, frees, writes and shows GPU memory.
 //
-//     scribbler COMMANDS
+//     scribbler COMMANDS [KERNELS.ptx]
 //
 // Orders are lines appended to the file COMMANDS; SIGUSR1 says that there are more. Each is answered by one line on
 // standard output, "N answer" for order N (from 1). No socket, pipe or open file stands in the way of a dump.
@@ -10,6 +10,9 @@
 //     write ADDRESS SIZE SEED    SIZE bytes of the generator below
 //     fill ADDRESS SIZE BYTE     by cuMemsetD8
 //     copy TO FROM SIZE          on the device
+//     launch ADDRESS WORDS SEED  by the kernel `fill` of stepper_kernels.cu
+//     record ADDRESS WORDS SEED  a graph of that launch, in place of the last one that was recorded
+//     replay                     launches that graph
 //     show ADDRESS SIZE FILE     its contents, appended to FILE
 //     end                        exits 0
 // Any failure of a driver call is answered by "error NAME", and changes nothing else.
@@ -41,6 +44,50 @@ std::vector<uint8_t> bytes_of(uint64_t seed, size_t size) {
     return bytes;
 }
 
+const char *kernels_path = nullptr;
+
+// Launches `fill`, as the next work of the stream.
+CUresult launch_fill(CUdeviceptr address, unsigned words, unsigned seed, CUstream stream) {
+    static CUfunction fill = nullptr;
+    if (fill == nullptr) {
+        CUmodule module = nullptr;
+        if (const CUresult loaded = cuModuleLoad(&module, kernels_path); loaded != CUDA_SUCCESS)
+            return loaded;
+        if (const CUresult found = cuModuleGetFunction(&fill, module, "fill"); found != CUDA_SUCCESS)
+            return found;
+    }
+    void *arguments[] = {&address, &words, &seed};
+    return cuLaunchKernel(fill, 2, 1, 1, 64, 1, 1, 0, stream, arguments, nullptr);
+}
+
+CUgraphExec recorded = nullptr;
+
+CUresult record(CUdeviceptr address, unsigned words, unsigned seed) {
+    if (recorded != nullptr)
+        cuGraphExecDestroy(recorded);
+    recorded = nullptr;
+    CUstream stream = nullptr;
+    CUgraph graph = nullptr;
+    CUresult result = launch_fill(address, words, seed, nullptr); // modules are not loaded within a capture
+    if (result == CUDA_SUCCESS)
+        result = cuCtxSynchronize();
+    if (result == CUDA_SUCCESS)
+        result = cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING);
+    if (result == CUDA_SUCCESS)
+        result = cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+    if (result == CUDA_SUCCESS)
+        result = launch_fill(address, words, seed, stream);
+    if (result == CUDA_SUCCESS)
+        result = cuStreamEndCapture(stream, &graph);
+    if (result == CUDA_SUCCESS)
+        result = cuGraphInstantiate(&recorded, graph, 0);
+    if (graph != nullptr)
+        cuGraphDestroy(graph);
+    if (stream != nullptr)
+        cuStreamDestroy(stream);
+    return result;
+}
+
 std::string told(CUresult result, const std::string &answer = "ok") {
     if (result == CUDA_SUCCESS)
         return answer;
@@ -62,6 +109,10 @@ std::string obey(const std::string &line) {
         std::snprintf(text, sizeof(text), "%llx", address);
         return told(result, text);
     }
+    if (verb == "replay") {
+        const CUresult result = cuGraphLaunch(recorded, nullptr);
+        return told(result == CUDA_SUCCESS ? cuCtxSynchronize() : result);
+    }
     words >> std::hex >> address;
     if (verb == "free")
         return told(cuMemFree(address));
@@ -76,6 +127,14 @@ std::string obey(const std::string &line) {
         uint64_t seed = 0;
         words >> seed;
         return told(cuMemcpyHtoD(address, bytes_of(seed, size).data(), size));
+    }
+    if (verb == "launch" || verb == "record") {
+        unsigned seed = 0;
+        words >> seed;
+        const auto count = static_cast<unsigned>(size);
+        const CUresult result =
+            verb == "launch" ? launch_fill(address, count, seed, nullptr) : record(address, count, seed);
+        return told(result == CUDA_SUCCESS ? cuCtxSynchronize() : result);
     }
     if (verb == "fill") {
         unsigned value = 0;
@@ -104,8 +163,9 @@ void say(const std::string &line) {
 } // namespace
 
 int main(int argc, char **argv) {
-    if (argc != 2)
+    if (argc != 2 && argc != 3)
         return 2;
+    kernels_path = argc == 3 ? argv[2] : "";
     sigset_t signals;
     sigemptyset(&signals);
     sigaddset(&signals, SIGUSR1);

@@ -119,3 +119,12 @@ def test_the_longest_gap_is_the_one_around_the_operation(processes: ModuleType, 
 def test_a_target_that_is_not_built_is_named(processes: ModuleType, tmp_path: Path) -> None:
     with pytest.raises(processes.TargetError, match=r"no-such-target does not exist.*build\.sh"):
         processes.command("no-such-target")
+
+
+def test_what_an_operation_costs_is_the_time_that_usual_steps_would_not_have_taken(processes: ModuleType) -> None:
+    log = processes.Log(Path("none"))
+    times = [*(0.1 * step for step in range(20)), 2.9, 3.1, 3.2]  # stands still for a second, then one slow step
+    log.lines = [{"step": step, "time_s": 100.0 + time_s} for step, time_s in enumerate(times, 1)]
+    assert log.usual_step_s(101.85) == pytest.approx(0.1)
+    assert log.lost_s(101.95, 103.05, 0.1) == pytest.approx(1.0)
+    assert log.lost_s(100.55, 100.75, 0.1) == pytest.approx(0.0, abs=1e-9)

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from store_images import CHUNK_BYTES, pattern
 
+from woodfrog._native import transfer
 from woodfrog.errors import BadImageError
 from woodfrog.store import indexes, keys, records
 from woodfrog.store.indexes import IndexedPack, decode, encode
@@ -123,3 +124,10 @@ def test_columns_of_tables_are_what_they_say() -> None:
     assert records.select_rows(table, [4, 0], 56) == table[-56:] + table[:56]
     assert records.positions_of(b"\1\0\0\0\2\0\0\0") == array("I", [1, 2])
     assert list(records.running_offsets([3, 4, 5])) == [0, 3, 7]
+
+
+def test_rows_that_a_table_does_not_have_are_refused() -> None:
+    for positions, row_bytes in (([2], 4), ([0], 3), ([0], 0)):
+        with pytest.raises(transfer.TransferError):
+            records.select_rows(bytes(8), positions, row_bytes)
+    assert records.select_rows(b"", [], 32) == b""

@@ -1,0 +1,262 @@
+"""A training run that is checkpointed while it goes on: what it waits for, what the drain costs it, what is left of its
+time, against the driver alone, against waiting for the data (stop), and against saving itself.
+
+For each size the target is checkpointed into an empty store each time, so that all of its state moves:
+
+* auto, stop   woodfrog.checkpoint(concurrent=…), each without and with the CPU side
+* driver       cuCheckpointProcess{Lock,Checkpoint,Restore,Unlock} on the same program without the interposer
+* torch.save, dcp.async_save   the program saves its model and optimizer itself (targets/saving.py)
+
+As the target sees it: `lost_s` is the time from its last step before the operation to its first one after all of it,
+less what that many usual steps take, so it has the stall and what the drain and the writing slow down.
+
+summary, the worse of the sizes: stall_beyond_floor_ms (the stall without the CPU side, less the driver's own calls in
+it), drain_iteration_speed (of the steps while it drains; 1 if it had drained before the target ran on),
+effective_ratio_1min and _5min (1 - lost_s / interval, with the CPU side); per size and way with a suffix.
+
+Results go to concurrent.json. (A file concurrent.py in this folder would hide Python's own module from the others.)
+
+On a machine without a GPU: put the simulated driver's folder into LD_LIBRARY_PATH and use --quick.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import driver_baseline
+import harness
+import target_process
+import woodfrog_calls
+
+GOALS = {
+    "stall_beyond_floor_ms": "<= 20",
+    "drain_iteration_speed": ">= 0.95",
+    "effective_ratio_1min": "",
+    "effective_ratio_5min": ">= 0.998 (GCR 0.991)",
+}
+INTERVALS_S = {"1min": 60.0, "5min": 300.0}
+WAYS = ("auto", "stop")
+SAVES = {"torch": "torch_save", "async": "dcp_async_save"}
+CALM_STEPS = 12  # before and between operations, for the usual time of a step
+
+
+class Marks:
+    """When phases began and ended, by the clock that targets write their steps by. Pass it as on_event."""
+
+    def __init__(self) -> None:
+        self.at: dict[tuple[str, str], float] = {}
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        if event["event"] in ("begin", "end"):
+            self.at[event["phase"], event["event"]] = time.time()
+
+
+@contextmanager
+def empty_store(work: Path) -> Iterator[Path]:
+    """A store of its own, gone afterwards."""
+    place = Path(os.environ.get("WOODFROG_STORE", work / "stores")) / f"concurrent-{os.getpid()}"
+    shutil.rmtree(place, ignore_errors=True)
+    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def options(name: str, size_gib: float) -> list[str]:
+    if name == "train_gpt2":
+        return ["--steps", "1000000", "--state-gib", str(size_gib)]
+    return ["--state-gib", str(size_gib), "--burst", "0", "--pace-ms", "5"]
+
+
+def speed(log: target_process.Log, begin_s: float, end_s: float, usual_s: float) -> float | None:
+    """The speed of the steps in an interval, 1 as usual; None if no step lies in it."""
+    gaps = log.gaps_s(begin_s, end_s)[1:-1] or log.gaps_s(begin_s, end_s)[1:]
+    return usual_s * len(gaps) / sum(gaps) if end_s > begin_s and gaps else None
+
+
+def measure_woodfrog(
+    results: harness.Results, budget: harness.Budget, name: str, size_gib: float, arguments: Any
+) -> dict[tuple[str, bool], list[dict[str, Any]]]:
+    """Checkpoints in every way, with and without the CPU side; their rows by (way, cpu)."""
+    import woodfrog
+
+    rows: dict[tuple[str, bool], list[dict[str, Any]]] = {}
+    longest_s = 0.0
+    with target_process.interposed(name, options(name, size_gib), arguments.work, f"concurrent-{size_gib:g}") as target:
+        target.wait_start()
+        # The first one of each size populates the arena: it is reported, as number 0, and not counted.
+        plan = [("auto", False, 0)]
+        plan += [(way, cpu, n) for n in range(1, arguments.repetitions + 1) for cpu in (False, True) for way in WAYS]
+        for way, cpu, number in plan:
+            if number > 1 and not budget.allows(2 * longest_s):
+                break
+            target.wait_more_steps(CALM_STEPS)
+            marks = Marks()
+            with empty_store(arguments.work) as store:
+                call = woodfrog_calls.timed(
+                    woodfrog.checkpoint, target.handle, store=store, cpu=cpu, concurrent=way, compress="none",
+                    on_event=marks,
+                )  # fmt: skip
+            longest_s = max(longest_s, call.call_s)
+            target.wait_more_steps(3)
+            row = woodfrog_row(target.log, call, marks)
+            results.add(
+                kind="woodfrog", size_gib=size_gib, way=way, cpu=cpu, repetition=number, **row, **call.members()
+            )
+            if number:
+                rows.setdefault((way, cpu), []).append(row)
+    return rows
+
+
+def woodfrog_row(log: target_process.Log, call: woodfrog_calls.Timed, marks: Marks) -> dict[str, Any]:
+    result = call.result
+    usual_s = log.usual_step_s(call.begin_s)
+    resumed_s, drained_s = marks.at["return", "end"], marks.at["drain", "end"]
+    return {
+        "usual_step_s": usual_s,
+        "gap_s": max(log.gaps_s(call.begin_s, call.end_s)) - usual_s,
+        "stall_s": result.stall_s,
+        "stall_beyond_floor_s": result.stall_s - result.driver_s - result.stall_parts.get("cpu", 0.0),
+        "stall_parts_s": result.stall_parts,
+        "driver_s": result.driver_s,
+        "lost_s": log.lost_s(call.begin_s, call.end_s, usual_s),
+        "drained_after_s": max(0.0, drained_s - resumed_s),
+        "drain_speed": speed(log, resumed_s, drained_s, usual_s),
+        "write_speed": speed(log, max(resumed_s, drained_s), marks.at["commit", "end"], usual_s),
+        "concurrent": result.concurrent,
+        "gpu_bytes": result.gpu_bytes,
+        "gpu_new_bytes": result.gpu_new_bytes,
+        "ring": result.ring,
+    }
+
+
+def measure_driver(results: harness.Results, name: str, size_gib: float, arguments: Any) -> float:
+    """What one cycle of the driver alone costs the target."""
+    with target_process.plain(name, options(name, size_gib), arguments.work, f"driver-{size_gib:g}") as target:
+        target.wait_start()
+        target.wait_more_steps(CALM_STEPS)
+        call = woodfrog_calls.timed(driver_baseline.driver_cycle, target.pid)
+        target.wait_more_steps(3)
+        lost_s = target.log.lost_s(call.begin_s, call.end_s, target.log.usual_step_s(call.begin_s))
+    results.add(kind="driver", size_gib=size_gib, lost_s=lost_s, total_s=call.result.total_s)
+    return lost_s
+
+
+def measure_saving(results: harness.Results, mode: str, size_gib: float, arguments: Any) -> float:
+    """What the program's own saving costs it, the second time (the first populates host memory)."""
+    with empty_store(arguments.work) as place:
+        more = ["--save", mode, "--save-to", str(place)]
+        program = [*options("train_gpt2", size_gib), *more]
+        with target_process.plain("train_gpt2", program, arguments.work, f"{mode}-{size_gib:g}") as target:
+            target.wait_start()
+            lost_s = 0.0
+            for number in range(2):
+                target.wait_more_steps(CALM_STEPS)
+                begin_s, end_s = target.save()
+                target.wait_more_steps(3)
+                lost_s = target.log.lost_s(begin_s, end_s, target.log.usual_step_s(begin_s))
+                results.add(
+                    kind=SAVES[mode], size_gib=size_gib, repetition=number, lost_s=lost_s, total_s=end_s - begin_s
+                )
+    return lost_s
+
+
+def median(rows: list[dict[str, Any]], member: str) -> float:
+    return harness.Spread.of(row[member] for row in rows if row[member] is not None).median
+
+
+def ratios(lost_s: float) -> dict[str, float]:
+    return {label: 1.0 - lost_s / interval_s for label, interval_s in INTERVALS_S.items()}
+
+
+def summarise(results: harness.Results, size_gib: float, rows: dict[tuple[str, bool], list[dict[str, Any]]]) -> None:
+    """One size: its own members, and the headline's, where this size is worse than those before."""
+    summary = results.summary
+
+    def worst(name: str, value: float, worse: Any) -> None:
+        summary[name] = worse(summary[name], value) if name in summary else value
+
+    for (way, cpu), some in rows.items():
+        label = f"{way}{'_cpu' if cpu else ''}_{size_gib:g}gib"
+        summary[f"stall_s_{label}"] = median(some, "stall_s")
+        summary[f"stall_beyond_floor_ms_{label}"] = 1e3 * median(some, "stall_beyond_floor_s")
+        for interval, ratio in ratios(median(some, "lost_s")).items():
+            summary[f"effective_ratio_{interval}_{label}"] = ratio
+    if quick := rows.get(("auto", False)):
+        worst("stall_beyond_floor_ms", 1e3 * median(quick, "stall_beyond_floor_s"), max)
+        slowed = [row for row in quick if row["drain_speed"] is not None]
+        worst("drain_iteration_speed", median(slowed, "drain_speed") if slowed else 1.0, min)
+    if whole := rows.get(("auto", True)):
+        for interval, ratio in ratios(median(whole, "lost_s")).items():
+            worst(f"effective_ratio_{interval}", ratio, min)
+
+
+def main() -> int:
+    """Returns the exit status: 0 if every size was measured with woodfrog."""
+    parser = harness.parser(__doc__ or "", budget_s=500)
+    parser.add_argument("--sizes-gib", type=float, nargs="+", default=[16.0, 64.0], help="in order of importance")
+    parser.add_argument("--target", choices=("train_gpt2", "sparse_writes"), help="the second runs without torch")
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--without", nargs="*", default=[], choices=("driver", *SAVES), help="baselines to leave out")
+    arguments = parser.parse_args()
+    name: str = arguments.target or ("sparse_writes" if arguments.quick else "train_gpt2")
+    sizes: list[float] = [0.125] if arguments.quick else arguments.sizes_gib
+    if arguments.quick:
+        arguments.repetitions = 1
+
+    results = harness.Results("concurrent")
+    budget = harness.Budget(arguments.budget_s)
+    failures: list[str] = []
+
+    def attempt(what: str, size_gib: float, measure: Any) -> None:
+        try:
+            measure()
+        except Exception as failure:  # noqa: BLE001 (one part that fails must not cost the others their measurement)
+            failures.append(f"{what}, {size_gib:g} GiB: {failure}")
+            results.add(kind=what, size_gib=size_gib, **harness.error_members(failure))
+
+    def baseline(what: str, size_gib: float, expected_s: float, measure: Any) -> None:
+        if what in arguments.without or not budget.allows(expected_s):
+            results.add(kind=what, size_gib=size_gib, not_measured="left out, or the time budget was used up")
+            return
+
+        def measured() -> None:
+            for interval, ratio in ratios(measure()).items():
+                results.summary[f"{SAVES.get(what, what)}_effective_ratio_{interval}_{size_gib:g}gib"] = ratio
+
+        attempt(what, size_gib, measured)
+
+    for size_gib in sizes:
+        attempt(
+            "woodfrog",
+            size_gib,
+            lambda size_gib=size_gib: summarise(
+                results, size_gib, measure_woodfrog(results, budget, name, size_gib, arguments)
+            ),
+        )
+    for size_gib in sizes:
+        baseline("driver", size_gib, 30 + 2 * size_gib, lambda s=size_gib: measure_driver(results, name, s, arguments))
+        for mode in SAVES if name == "train_gpt2" else ():
+            baseline(
+                mode,
+                size_gib,
+                40 + 3 * size_gib,
+                lambda m=mode, s=size_gib: measure_saving(results, m, s, arguments),
+            )
+    results.finish()
+    harness.print_summary(results, GOALS)
+    for text in failures:
+        print(f"FAILED {text}")
+    return 1 if any(text.startswith("woodfrog") for text in failures) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,101 @@
+"""Which way a target that runs on is spared the wait for its data, and how much of the GPU's memory that may take.
+
+    copy   what is new is copied within the GPU's memory, and drains from there while the target runs
+    stop   it drains before the target runs on
+    auto   copy, as far as there is room, and stop for the rest
+
+Must never take memory that the target's return needs: its control state is off the GPU while this decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from woodfrog.errors import NoSpaceError, RefusedError, UsageError
+from woodfrog.operations import room
+
+if TYPE_CHECKING:
+    from woodfrog._native.transfer import Device
+
+AUTO, COPY, COW, STOP = "auto", "copy", "cow", "stop"
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class DeviceWay:
+    """What was done on one device. `copied_bytes` drained while the target ran, `drained_bytes` before it did."""
+
+    device: int  # the target's ordinal
+    copied_bytes: int
+    drained_bytes: int
+    free_bytes: int  # of the device's memory, when it was decided
+    allowed_bytes: int  # of these, what copies might take
+
+    @property
+    def way(self) -> str:
+        if not self.copied_bytes:
+            return STOP
+        return f"{COPY} and {STOP}" if self.drained_bytes else COPY
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "device": self.device,
+            "way": self.way,
+            "copied_bytes": self.copied_bytes,
+            "drained_bytes": self.drained_bytes,
+            "free_bytes": self.free_bytes,
+            "allowed_bytes": self.allowed_bytes,
+        }
+
+
+def check_way(way: str, *, stop: bool) -> None:
+    """UsageError or RefusedError for a way that there is not, or not for this checkpoint."""
+    if way == COW:
+        raise RefusedError(
+            "copy-on-write needs to know what each launch writes, and this version does not follow that yet",
+            advice="--concurrent auto copies what fits into the GPU's free memory and drains the rest first",
+        )
+    if way not in (AUTO, COPY, STOP):
+        raise UsageError(f"there is no way {way!r} to run on", advice="auto, copy or stop")
+    if stop and way == COPY:
+        raise UsageError("a target that ends does not run on beside its data", advice="leave out --concurrent")
+
+
+class Allowance:
+    """How much of each device's memory copies may take. Made while the target still runs with all that is its own."""
+
+    def __init__(self, free_bytes: Mapping[int, int], returning_bytes: int) -> None:
+        """`free_bytes` by the target's device ordinals; `returning_bytes`: what the driver takes off the GPU for its
+        checkpoint and brings back."""
+        self._before = dict(free_bytes)
+        self._returning_bytes = returning_bytes
+
+    def of(self, number: int, device: Device) -> tuple[int, int]:
+        """(free, allowed) bytes on `device`, the target's number `number`, now. Either the control state is away and
+        counts as free, or it is not: the smaller answer is right in both cases."""
+        free = device.free_bytes()
+        usable = min(self._before.get(number, 0), free - self._returning_bytes)
+        return free, max(0, usable - room.gpu_reserve_bytes(device))
+
+
+def staged_chunks(way: str, wanted: int, chunk_bytes: int, allowed_bytes: int, device: Device) -> int:
+    """How many of `wanted` chunks are copied. NoSpaceError if all were asked for and do not fit."""
+    if way == STOP:
+        return 0
+    fitting = min(wanted, allowed_bytes // chunk_bytes)
+    if way == COPY and fitting < wanted:
+        raise no_room(wanted * chunk_bytes, allowed_bytes, device)
+    return fitting
+
+
+def no_room(wanted_bytes: int, allowed_bytes: int, device: Device) -> NoSpaceError:
+    """What is told when `copy` was demanded."""
+    return NoSpaceError(
+        f"{wanted_bytes // MIB} MiB are new, and of GPU {device.ordinal}'s memory {allowed_bytes // MIB} MiB may hold "
+        "copies of them",
+        advice="--concurrent auto copies what fits, and drains the rest before the target runs on",
+        device=device.ordinal,
+        details={"needed_bytes": wanted_bytes, "allowed_bytes": allowed_bytes},
+    )

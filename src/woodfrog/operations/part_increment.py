@@ -1,0 +1,289 @@
+"""What is new in a target's memory on one device, on its way: captured where it lies, drained, stored.
+
+Chunks that have to move are taken in the order of the memory. The first `staged` of them are copied within the GPU's
+memory, the others drain to the arena at once; later the copies drain too. What the arena cannot hold goes on to the
+store in batches. Each chunk is compared with its digest, which was taken while the target was at rest: copies in the
+GPU's memory when they are made, everything else on its way into the store. Used by one thread at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from woodfrog.errors import NoSpaceError, WoodfrogError
+from woodfrog.image import chunks
+from woodfrog.image.chunks import Cut
+from woodfrog.image.writer import ImageWriter
+from woodfrog.operations import concurrent, room
+from woodfrog.operations.concurrent import Allowance, DeviceWay
+from woodfrog.operations.context import Arenas, Context
+from woodfrog.operations.data import DevicePart, GpuData, drain_pieces
+from woodfrog.operations.kept import Kept
+from woodfrog.operations.phases import CUDA_ERROR_OUT_OF_MEMORY
+from woodfrog.operations.precopy import Precopy
+from woodfrog.operations.rings import take_rings
+from woodfrog.operations.space import Space
+from woodfrog.operations.staging import Staging
+
+if TYPE_CHECKING:
+    from woodfrog._native.transfer import Device, Progress
+
+log = logging.getLogger(__name__)
+
+# What arrives at (first, count, first slot of the arena, progress).
+Drain = Callable[[int, int, int, "Progress"], None]
+
+
+class PartIncrement:
+    """One device's share of an Increment. `spaces` are the caller's to free; this may take more into its own."""
+
+    def __init__(
+        self,
+        context: Context,
+        data: GpuData,
+        part: DevicePart,
+        cut: Cut,
+        writer: ImageWriter,
+        spaces: dict[int, Space],
+        user: int,
+        *,
+        everything: bool,
+        in_background: Callable[[], bool],
+    ) -> None:
+        self.part = part
+        self.cut = cut
+        self.digests = b""
+        self.new: array[int] = array("I")  # positions of chunks that the store lacks
+        self.moved: array[int] = array("I")  # of chunks that cross the bus
+        self.streamed = False
+        self._context = context
+        self._data = data
+        self._writer = writer
+        self._spaces = spaces
+        self._user = user
+        self._everything = everything
+        self._in_background = in_background
+        self._staging: Staging | None = None
+        self._staged = 0
+        self._way = DeviceWay(part.device, 0, 0, 0, 0)
+        self._streams = False  # of what is drained next: it goes to the store in batches
+        self._kept: list[Kept] = []
+        self._precopied: Kept | None = None  # in the arena too, in memory that is not of `spaces`
+
+    @property
+    def way(self) -> DeviceWay:
+        """What `capture` did."""
+        return self._way
+
+    def found(self, digests: bytes, new: array[int], precopy: Precopy | None) -> None:
+        """What the hash found; what rounds before have copied already does not move again."""
+        self.digests, self.new = digests, new
+        self.moved = array("I", range(len(self.cut))) if self._everything else new
+        if precopy is not None:
+            self._precopied, self.moved = precopy.take(self.cut, digests, new)
+
+    # ── while the target waits ──────────────────────────────────────────────────────────────────────────────────
+
+    def plan_capture(self, way: str, allowance: Allowance | None) -> tuple[int, int]:
+        """Take device memory for copies and room in the arena for the rest. (bytes to move, bytes to store) by
+        `capture`."""
+        moved_bytes = self.cut.bytes_at(self.moved)
+        free = allowed = 0
+        if allowance is not None and self.moved:
+            device = self._data.device_of(self.part)
+            free, allowed = allowance.of(self.part.device, device)
+            self._take_staging(way, allowed, device)
+        copied_bytes = self.cut.bytes_at(self.moved[: self._staged])
+        self._way = DeviceWay(self.part.device, copied_bytes, moved_bytes - copied_bytes, free, allowed)
+        direct = len(self.moved) - self._staged
+        self._streams = direct > 0 and not self._fits(direct)
+        self.streamed |= self._streams
+        return moved_bytes, moved_bytes - copied_bytes if self._streams else 0
+
+    def capture(self, moving: Progress, writing: Progress) -> None:
+        """What is new out of the target's memory: from now on that may change."""
+        if self._staging is not None:
+            self._data.capture_chunks(self.part, self.moved[: self._staged], self._staging, moving)
+            self._check_copies(self._staging)
+
+        def drain(first: int, count: int, slot: int, progress: Progress) -> None:
+            positions = self.moved[first : first + count]
+            self._data.drain_chunks(self.part, positions, self._arenas, self._space, slot, self._chunk_bytes, progress)
+
+        direct = len(self.moved) - self._staged
+        if self._streams:
+            self._stream(drain, self._staged, direct, moving, writing)
+        elif direct:
+            drain(self._staged, direct, 0, moving)
+            self._keep(self._staged, direct, 0)
+
+    def _take_staging(self, way: str, allowed_bytes: int, device: Device) -> None:
+        chunk_bytes = self._chunk_bytes
+        staged = concurrent.staged_chunks(way, len(self.moved), chunk_bytes, allowed_bytes, device)
+        if not staged:
+            return
+        try:
+            self._staging = Staging(device, staged, chunk_bytes)
+        except RuntimeError as failure:
+            if getattr(failure, "code", None) != CUDA_ERROR_OUT_OF_MEMORY:
+                raise
+            if way == concurrent.COPY:
+                raise concurrent.no_room(staged * chunk_bytes, 0, device) from failure
+            log.info("no device memory for copies after all: %s; the target waits for the drain", failure)
+            return
+        self._staged = staged
+
+    def _check_copies(self, staging: Staging) -> None:
+        from woodfrog._native import transfer
+
+        staged = self.moved[: self._staged]
+        short = [(slot, self.cut.sizes[staged[slot]]) for slot in self.cut.short_among(staged)]
+        found = transfer.hash_device(staging.hashed(short), chunk_bytes=self._chunk_bytes)
+        if found != chunks.select_digests(self.digests, staged):
+            raise WoodfrogError(
+                "a copy in the GPU's memory is not what was hashed there",
+                advice="this GPU's memory is at fault; the image was not written",
+                device=self.part.device,
+            )
+
+    # ── while it runs ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def plan_drain(self) -> tuple[int, int]:
+        """Room for the copies. (bytes to move, bytes to store) by `drain`."""
+        if not self._staged:
+            return 0, 0
+        self._streams = not self._fits(len(self.moved))
+        self.streamed |= self._streams
+        copied_bytes = self._way.copied_bytes
+        kept_bytes = sum(kept.size_bytes for kept in self._kept)
+        return copied_bytes, copied_bytes + kept_bytes if self._streams else 0
+
+    def drain(self, moving: Progress, writing: Progress) -> None:
+        """The copies to the arena, or through it to the store; their memory is given back as they leave it."""
+        staging = self._staging
+        if staging is None:
+            return
+
+        def drain(first: int, count: int, slot: int, progress: Progress) -> None:
+            pieces, number = staging.pieces(first, count)
+            drain_pieces(
+                pieces,
+                range(number, number + count),
+                self._arenas,
+                self._space,
+                slot,
+                self._chunk_bytes,
+                progress,
+                background=self._in_background(),
+            )
+            staging.release_below(first + count)
+
+        if self._streams:
+            self.store(writing)  # the arena is one ring from now on
+            self._stream(drain, 0, self._staged, moving, writing)
+        else:
+            behind = len(self.moved) - self._staged  # what is in the arena already
+            for first, count in staging.batches():
+                drain(first, count, behind + first, moving)
+            self._keep(0, self._staged, behind)
+        self.release()
+
+    def store(self, writing: Progress) -> None:
+        """Arena → store: what `capture` and `drain` left in the arena."""
+        kept, self._kept = self._kept, []
+        if self._precopied is not None:
+            kept.append(self._precopied)
+            self._precopied = None
+        for one in kept:
+            self._store_batch(one, writing)
+
+    def release(self) -> None:
+        """Give the copies' memory back. Nothing happens a second time."""
+        staging, self._staging = self._staging, None
+        if staging is not None:
+            staging.release()
+
+    # ── room ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _fits(self, count: int) -> bool:
+        """Room for `count` slots: the space that was taken for it, extended if need be; else a ring."""
+        chunk_bytes = self._chunk_bytes
+        arenas = self._arenas
+        space = self._spaces.get(self.part.device)
+        have = space.slots(chunk_bytes) if space is not None else 0
+        if have >= count:
+            return True
+        if room.arena_can_take(arenas, (count - have) * chunk_bytes):
+            try:
+                if space is None:
+                    space = self._spaces[self.part.device] = Space(arenas, [], self._user)
+                space.extend_slots(count, chunk_bytes)
+            except NoSpaceError:
+                log.info("the arena cannot take %d more chunks: they go to the store in batches", count - have)
+            else:
+                return True
+        if have < 2 and not self._kept:
+            if space is not None:
+                space.free()
+            sizes = {self.part.device: count * chunk_bytes}
+            self._spaces.update(take_rings(arenas, sizes, self._user, chunk_bytes))
+        return self._space.slots(chunk_bytes) >= count
+
+    @property
+    def _arenas(self) -> Arenas:
+        return self._context.arenas
+
+    @property
+    def _space(self) -> Space:
+        return self._spaces[self.part.device]
+
+    @property
+    def _chunk_bytes(self) -> int:
+        return self._writer.chunk_bytes
+
+    # ── one batch ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _stream(self, drain: Drain, first: int, count: int, draining: Progress, writing: Progress) -> None:
+        """In batches of half the ring: one is drained while the one before is written."""
+        half = max(1, self._space.slots(self._chunk_bytes) // 2)
+        with ThreadPoolExecutor(1, thread_name_prefix="stream") as pool:
+            pending: Future[None] | None = None
+            try:
+                for number, begin in enumerate(range(first, first + count, half)):
+                    here = min(half, first + count - begin)
+                    first_slot = number % 2 * half
+                    drain(begin, here, first_slot, draining)
+                    if pending is not None:
+                        pending.result()
+                    pending = pool.submit(self._store_batch, self._lying(begin, here, first_slot), writing)
+                if pending is not None:
+                    pending.result()
+            except BaseException:
+                writing.cancel()
+                raise
+
+    def _keep(self, first: int, count: int, first_slot: int) -> None:
+        self._kept.append(self._lying(first, count, first_slot))
+
+    def _lying(self, first: int, count: int, first_slot: int) -> Kept:
+        """Chunks first … first+count-1 of `moved`, in the slots from `first_slot` on."""
+        return Kept.in_slots(self.moved[first : first + count], self.cut, self._space, first_slot)
+
+    def _store_batch(self, kept: Kept, progress: Progress) -> None:
+        """To the store as far as it lacks them."""
+        digests = chunks.select_digests(self.digests, kept.positions)
+        if self._everything:
+            # Every byte that crossed the bus is what was hashed on the other side of it.
+            if kept.hash(self._arenas, self._chunk_bytes) != digests:
+                raise WoodfrogError(
+                    "what arrived in host memory is not what was hashed on the GPU",
+                    advice="this machine's memory or bus is at fault; the image was not written",
+                )
+            new = set(self.new)
+            at = [at for at, position in enumerate(kept.positions) if position in new]
+            kept, digests = kept.select(at), chunks.select_digests(digests, at)
+        kept.store(digests, self._writer, self._arenas, progress)
