@@ -115,7 +115,8 @@ def measure_woodfrog(
                     mine.calls.append(call.call_s)
                 results.add(
                     kind=kind, size_gib=size_gib, repetition=repetition, gap_s=gap, stall_s=stall,
-                    wrong_words=wrong, control_memory_bytes=call.result.control_memory_bytes, **call.members(),
+                    wrong_words=wrong, control_memory_bytes=call.result.control_memory_bytes,
+                    concurrent=call.result.concurrent, ring=call.result.ring, **call.members(),
                 )  # fmt: skip
             shutil.rmtree(store)
     return series
@@ -130,6 +131,8 @@ def main() -> int:
     parser.add_argument("--headline-gib", type=float, default=16.0, help="the size that the summary is about")
     parser.add_argument("--buffers", type=int, default=8)
     parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--driver-repetitions", type=int, default=3)
+    parser.add_argument("--driver-gib", type=float, default=16.0, help="the largest size that the driver does alone")
     arguments = parser.parse_args()
     sizes: list[float] = [0.5] if arguments.quick else arguments.sizes_gib
     headline: float = sizes[0] if arguments.quick or arguments.headline_gib not in sizes else arguments.headline_gib
@@ -155,9 +158,11 @@ def main() -> int:
             continue
         wrong_words += sum(one.wrong_words for one in series.values())
         # The driver takes seconds where woodfrog takes milliseconds: fewer repetitions say as much.
-        driver_gaps = measure_driver(
-            results, budget, arguments.work, size_gib, arguments.buffers, 3 if size_gib <= 16 else 1
-        )
+        driver_gaps: list[float] = []
+        if size_gib <= arguments.driver_gib:
+            driver_gaps = measure_driver(
+                results, budget, arguments.work, size_gib, arguments.buffers, arguments.driver_repetitions
+            )
         results.summary.update({
             f"control_floor_s{suffix}": floor.median, f"control_floor_s_min{suffix}": floor.minimum,
             f"control_floor_s_max{suffix}": floor.maximum,
