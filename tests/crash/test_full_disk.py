@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from side_by_side import side_by_side
 
 from woodfrog.errors import NoSpaceError
+from woodfrog.store import space
 
 DISK_BYTES = 256 << 20
 
@@ -106,4 +107,24 @@ def test_a_disk_that_is_full_from_the_start_is_refused_untouched(product: Produc
         with pytest.raises(NoSpaceError) as raised:
             product.checkpoint(target)
         assert raised.value.target_state == "untouched"
+        target.check_runs_right()
+
+
+def test_an_increment_is_refused_for_what_is_new_and_not_for_what_was_new_before(
+    product: Product, tmp_path: Path
+) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        product.store_path = disk / "images"
+        target = product.run("--idle-kib", str(140 << 10))
+        product.checkpoint(target, cpu=False)
+        # As much again would not fit.
+        second = product.checkpoint(target, cpu=False)
+        assert second["gpu_new_bytes"] < 8 << 20
+        with open(disk / "filler", "wb", buffering=0) as filler:
+            status = os.statvfs(disk)
+            filler.write(bytes(status.f_bavail * status.f_frsize - space.RESERVE_BYTES - (16 << 10)))
+        with pytest.raises(NoSpaceError) as raised:
+            product.checkpoint(target, cpu=False)
+        assert raised.value.target_state == "running"
+        assert len(product.images()) == 2
         target.check_runs_right()

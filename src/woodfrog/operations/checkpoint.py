@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from woodfrog.cpu import pagemap
-from woodfrog.errors import NotFoundError, RefusedError, TargetState, UsageError, WoodfrogError
+from woodfrog.errors import NoSpaceError, NotFoundError, RefusedError, TargetState, UsageError, WoodfrogError
 from woodfrog.operations import concurrent, history, precopy, room
 from woodfrog.operations import manifest as manifests
 from woodfrog.operations.clean import Clean, CleanChangedError
@@ -73,7 +73,8 @@ class CheckpointRequest:
 @dataclass(frozen=True)
 class CheckpointPlan:
     """What the survey decided; can be printed. `arena_bytes` by the target's device ordinal: what the memory that is
-    new is expected to take; `ring`: the arena cannot hold that, it streams to the store."""
+    new is expected to take; `ring`: the arena cannot hold that, it streams to the store; `tight`: the store has no room
+    for as much as was expected, so what really is new decides."""
 
     surveyed: Surveyed
     request: CheckpointRequest
@@ -82,6 +83,7 @@ class CheckpointPlan:
     disk_bytes: int
     last: LastImage | None = None
     arena_bytes: dict[int, int] = field(default_factory=dict)
+    tight: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -184,7 +186,15 @@ class Checkpoint(FreezingOperation):
         # CRIU writes plain files; until the image is committed they are on the disk beside the chunks made of them.
         files_bytes = surveyed.resident_bytes + control_bytes if request.cpu else 0
         packs_bytes = new_bytes + history.estimate_cpu_bytes(files_bytes, last)
-        images.require(packs_bytes, "the image", work_bytes=files_bytes)
+        tight = False
+        try:
+            images.require(packs_bytes, "the image", work_bytes=files_bytes)
+        except NoSpaceError:
+            if last is None:
+                raise
+            # What is new may be far less than the last time, and is known exactly once the memory is hashed.
+            images.require(0, "the image", work_bytes=files_bytes)
+            tight = True
         needed_disk = packs_bytes + files_bytes
         room.require_host(control_bytes, "the driver's checkpoint of the target", surveyed.pid)
         arenas = context.arenas
@@ -196,7 +206,7 @@ class Checkpoint(FreezingOperation):
         }
         needed_arena = sum(arena_bytes.values())
         ring = needed_arena > arenas.free_bytes or not room.arena_can_take(arenas, needed_arena)
-        return CheckpointPlan(surveyed, request, name, ring, needed_disk, last, arena_bytes)
+        return CheckpointPlan(surveyed, request, name, ring, needed_disk, last, arena_bytes, tight)
 
     def _prepare(self) -> None:
         """Memory and disk at hand while the target still runs: it shall not wait for either."""
@@ -307,6 +317,8 @@ class Checkpoint(FreezingOperation):
                 except CleanChangedError:
                     self._context.baselines.forget(self._target.identity)  # not believed again before a new one
                     raise
+            if self._planned.tight:
+                self._images.require(self._increment.amounts.new, "the image")
 
     def _cpu(self) -> None:
         assert self._criu is not None
