@@ -42,7 +42,12 @@ def main(argv: list[str] | None = None) -> int:
 def _serve(directory: Path, arena_bytes: int | None) -> int:
     node = Node(directory, arena_bytes)
     ending = threading.Event()
-    server = Server(runtime_dir.daemon_socket(directory), Verbs(node, ending.set).table())
+
+    def stop() -> None:
+        server.stop()
+        ending.set()
+
+    server = Server(runtime_dir.daemon_socket(directory), Verbs(node, stop).table())
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ending.set())
     node.start()

@@ -82,7 +82,7 @@ class Server:
             threading.Thread(target=self._serve_connection, args=(connection,), name="connection", daemon=True).start()
 
     def stop(self) -> None:
-        """End `serve`."""
+        """End `serve`; nobody gets a connection from now on. Safe to repeat."""
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()

@@ -230,8 +230,8 @@ class Verbs:
         self._drop_dead()
         self._node.require_idle()
         self._node.let_go()
+        self._stop()  # first: once the keeper is gone, nobody may reach a daemon that is about to end
         self._node.keeper.stop()
-        self._stop()
         return {"stopped": True}
 
     # ── shared ──────────────────────────────────────────────────────────────────────────────────────────────────
