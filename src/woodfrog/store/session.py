@@ -38,7 +38,8 @@ class WriteSession:
         self._unflushed_calls = 0
         self._packer = Packer(tier, chunk_bytes)
         self._work_directory: Path | None = None
-        self._open = True
+        self._open = True  # more can be written
+        self._ended = False  # nothing of it is left
         fault_point("store.session.begin")
 
     def missing(self, digests: bytes, sizes: bytes | None = None) -> bytes:
@@ -67,9 +68,10 @@ class WriteSession:
         that `missing` named. Returns the bytes that they take in the packs.
 
         Each is compared with its digest on the way: IntegrityError (of woodfrog._native.transfer). Not durable before
-        `flush`. After any failure, NoSpaceError among them, the session is aborted."""
+        `flush`. After any failure, NoSpaceError among them, only `abort` is possible: what was written is dropped, and
+        `work_directory`, which another thread may be at work in, stays until then."""
         self._check_open()
-        with self._ending_on_failure():
+        with self._dropping_on_failure():
             written = self._packer.write(
                 chunks, sources, compress=compress, level=level, threads=threads, progress=progress
             )
@@ -141,9 +143,9 @@ class WriteSession:
     def abort(self) -> None:
         """Drop what was not flushed and give the lock back. What was flushed stays until a prune. Does nothing after
         publish or a first abort."""
-        if not self._open:
+        if self._ended:
             return
-        self._open = False
+        self._open, self._ended = False, True
         try:
             self._packer.close()
             if self._work_directory is not None:
@@ -155,7 +157,8 @@ class WriteSession:
     def work_directory(self) -> Path:
         """A private directory (0700) on a local disk for files in the making; made when first asked for, removed with
         all that is in it when the session ends."""
-        self._check_open()
+        if self._ended:
+            self._check_open()  # raises
         if self._work_directory is None:
             self._work_directory = self._tier.make_directory()
         return self._work_directory
@@ -171,6 +174,16 @@ class WriteSession:
     def _check_open(self) -> None:
         if not self._open:
             raise UsageError("this session has ended already", advice="begin another one")
+
+    @contextmanager
+    def _dropping_on_failure(self) -> Iterator[None]:
+        try:
+            with space.telling_full(self._tier.spool):
+                yield
+        except BaseException:
+            self._open = False
+            self._packer.close()  # whoever looks for room next shall find it
+            raise
 
     @contextmanager
     def _ending_on_failure(self) -> Iterator[None]:

@@ -12,6 +12,7 @@ import pytest
 from store_places import Place
 
 from woodfrog._native import transfer
+from woodfrog.errors import UsageError
 from woodfrog.faults import InjectedFaultError
 from woodfrog.store import packing
 from woodfrog.store.records import chunk_table
@@ -87,8 +88,14 @@ def test_a_wrong_chunk_in_one_lane_is_refused(store: Store, chunks: tuple[bytes,
     wrong = chunk_table(
         digests[:-32] + bytes(32), range(0, COUNT * size, size), [size] * COUNT, [0] * COUNT
     )  # the last lane's last chunk
-    with pytest.raises(transfer.IntegrityError), store.session() as session:
-        session.write(wrong, [fd], compress="none")
+    with store.session() as session:
+        directory = session.work_directory  # another thread may be at work there
+        with pytest.raises(transfer.IntegrityError):
+            session.write(wrong, [fd], compress="none")
+        assert directory.is_dir()
+        with pytest.raises(UsageError):
+            session.flush()
+    assert not directory.exists()
 
 
 def test_a_store_in_memory_is_compressed_only_if_that_is_asked_for(make_place: Callable[..., Place]) -> None:
