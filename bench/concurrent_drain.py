@@ -170,7 +170,7 @@ def measure_saving(results: harness.Results, mode: str, size_gib: float, argumen
 
 
 def median(rows: list[dict[str, Any]], member: str) -> float:
-    return harness.Spread.of(row[member] for row in rows if row[member] is not None).median
+    return harness.median(row[member] for row in rows if row[member] is not None)
 
 
 def ratios(lost_s: float) -> dict[str, float]:
@@ -251,10 +251,7 @@ def main() -> int:
                 40 + 3 * size_gib,
                 lambda m=mode, s=size_gib: measure_saving(results, m, s, arguments),
             )
-    results.finish()
-    harness.print_summary(results, GOALS)
-    for text in failures:
-        print(f"FAILED {text}")
+    harness.finish(results, GOALS, failures)
     return 1 if any(text.startswith("woodfrog") for text in failures) else 0
 
 

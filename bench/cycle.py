@@ -52,7 +52,7 @@ class Series:
 def gap_s(target: target_process.TargetRun, begin_s: float, end_s: float) -> float:
     """The longest time the target stood still in the interval, beyond a usual step."""
     target.wait_more_steps(5)
-    usual = harness.Spread.of(target.log.step_times_s(0)).median
+    usual = harness.median(target.log.step_times_s(0))
     return max(target.log.gaps_s(begin_s, end_s)) - usual
 
 
@@ -173,7 +173,7 @@ def main() -> int:
             gaps, stalls = harness.Spread.of(one.gaps), harness.Spread.of(one.stalls)
             results.summary.update({
                 f"gap_s{name}": gaps.median, f"gap_s_min{name}": gaps.minimum, f"gap_s_max{name}": gaps.maximum,
-                f"stall_s{name}": stalls.median, f"call_s{name}": harness.Spread.of(one.calls).median,
+                f"stall_s{name}": stalls.median, f"call_s{name}": harness.median(one.calls),
                 f"stall_over_control_floor{name}": stalls.median / floor.median,
             })  # fmt: skip
         if driver_gaps:
@@ -183,10 +183,7 @@ def main() -> int:
                 f"speedup_vs_driver{suffix}": driver_gap.median / gap.median,
             })  # fmt: skip
     results.summary["wrong_words"] = wrong_words
-    results.finish()
-    harness.print_summary(results, GOALS)
-    for text in failures:
-        print(f"FAILED {text}")
+    harness.finish(results, GOALS, failures)
     return 0 if not failures and wrong_words == 0 else 1
 
 

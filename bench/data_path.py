@@ -124,8 +124,7 @@ def main() -> int:
         repetitions=drain.count,
         wrong_words=wrong_words,
     )
-    results.finish()
-    harness.print_summary(results, GOALS)
+    harness.finish(results, GOALS)
     return 0 if wrong_words == 0 else 1
 
 

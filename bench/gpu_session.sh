@@ -221,6 +221,17 @@ start_daemon() {
     stage daemon 60 "$python" -m woodfrog daemon start --arena "${ARENA:-40G}"
 }
 
+# bench SCRIPT SECONDS FOR_THE_END [OPTION...] : the stage $name, for at most NAME_S seconds (SECONDS if that is not set); it
+# begins nothing more FOR_THE_END seconds before. NAME_ARGS are further options.
+bench() {
+    local script=$1 seconds=${name^^}_S arguments=${name^^}_ARGS
+    local limit_s=${!seconds:-$2} reserve_s=$3
+    shift 3
+    # shellcheck disable=SC2086 # options are words
+    stage "$name" "$limit_s" "$python" "bench/$script.py" "${quick[@]}" --work "$work" "$@" \
+        --budget-s "$((limit_s - reserve_s))" ${!arguments:-}
+}
+
 for name in $stages; do
     [[ $name == build || $name == machine ]] || start_daemon
     case $name in
@@ -231,49 +242,21 @@ for name in $stages; do
             cat "$logs/doctor.log"
             ;;
         smoke) stage smoke 150 "$python" -m pytest tests/gpu -q --maxfail=3 --timeout=120 -p no:cacheprovider -k "not pytorch" ;;
-        matrix)
-            stage matrix "${MATRIX_S:-300}" "$python" bench/targets_matrix.py "${quick[@]}" --work "$work" \
-                --budget-s "$((${MATRIX_S:-300} - 40))" ${MATRIX_ARGS:-}
-            ;;
-        data_path)
-            stage data_path "${DATA_PATH_S:-110}" "$python" bench/data_path.py "${quick[@]}" --work "$work" \
-                --budget-s "$((${DATA_PATH_S:-110} - 30))" ${DATA_PATH_ARGS:-}
-            ;;
-        cycle)
-            stage cycle "${CYCLE_S:-400}" "$python" bench/cycle.py "${quick[@]}" --work "$work" \
-                --budget-s "$((${CYCLE_S:-400} - 40))" ${CYCLE_ARGS:-}
-            ;;
-        overhead)
-            stage overhead "${OVERHEAD_S:-300}" "$python" bench/overhead.py "${quick[@]}" --work "$work" \
-                --budget-s "$((${OVERHEAD_S:-300} - 40))" ${OVERHEAD_ARGS:-}
-            ;;
+        matrix) bench targets_matrix 300 40 ;;
+        data_path) bench data_path 110 30 ;;
+        cycle) bench cycle 400 40 ;;
+        overhead) bench overhead 300 40 ;;
         hash)
             # What the kernels compute first: a rate of wrong digests is worth nothing.
             stage hash_right 120 "$python" -m pytest -q --timeout=110 -p no:cacheprovider -k "not two_gpus" \
                 tests/sim/transfer/inside/check_hashing.py tests/sim/transfer/inside/check_chunk_drain.py
-            stage hash "${HASH_S:-120}" "$python" bench/hash.py "${quick[@]}" --work "$work" \
-                --budget-s "$((${HASH_S:-120} - 20))" ${HASH_ARGS:-}
+            bench hash 120 20
             ;;
-        incremental)
-            stage incremental "${INCREMENTAL_S:-450}" "$python" bench/incremental.py "${quick[@]}" --work "$work" \
-                --budget-s "$((${INCREMENTAL_S:-450} - 60))" ${INCREMENTAL_ARGS:-}
-            ;;
-        shadow)
-            stage shadow "${SHADOW_S:-400}" "$python" bench/shadow.py "${quick[@]}" --work "$work" \
-                --budget-s "$((${SHADOW_S:-400} - 60))" ${SHADOW_ARGS:-}
-            ;;
-        concurrent)
-            stage concurrent "${CONCURRENT_S:-560}" "$python" bench/concurrent_drain.py "${quick[@]}" --work "$work" \
-                --budget-s "$((${CONCURRENT_S:-560} - 80))" ${CONCURRENT_ARGS:-}
-            ;;
-        switch)
-            stage switch "${SWITCH_S:-300}" "$python" bench/switch.py "${quick[@]}" --work "$work" \
-                --budget-s "$((${SWITCH_S:-300} - 60))" ${SWITCH_ARGS:-}
-            ;;
-        store)
-            stage store "${STORE_S:-280}" "$python" bench/store.py "${quick[@]}" --work "$work" \
-                --disk "${STORE_DISK:-$repository/build/bench-disk}" --budget-s "$((${STORE_S:-280} - 60))" ${STORE_ARGS:-}
-            ;;
+        incremental) bench incremental 450 60 ;;
+        shadow) bench shadow 400 60 ;;
+        concurrent) bench concurrent_drain 560 80 ;;
+        switch) bench switch 300 60 ;;
+        store) bench store 280 60 --disk "${STORE_DISK:-$repository/build/bench-disk}" ;;
         *) say "there is no stage $name" ;;
     esac
 done

@@ -221,3 +221,16 @@ def print_summary(results: Results, goals: Mapping[str, str]) -> None:
     print(
         "\n" + table(f"{results.path.name} ({len(results.rows)} rows)", ("summary", "value", "goal"), rows), flush=True
     )
+
+
+def finish(results: Results, goals: Mapping[str, str], failures: Iterable[str] = ()) -> None:
+    """The end of every benchmark: the file is complete, and the summary is printed, then what went wrong."""
+    results.finish()
+    print_summary(results, goals)
+    for text in failures:
+        print(f"FAILED {text}")
+
+
+def median(values: Iterable[float]) -> float:
+    """The median alone, where the spread stands elsewhere."""
+    return Spread.of(values).median

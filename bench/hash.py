@@ -229,8 +229,7 @@ def main() -> int:
         one.release()
     arena.unregister()
     arena.close()
-    results.finish()
-    harness.print_summary(results, GOALS)
+    harness.finish(results, GOALS)
     return 0 if results.summary["wrong"] == 0 else 1
 
 

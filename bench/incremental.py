@@ -164,10 +164,10 @@ def summarise(
 ) -> None:
     first, later = calls[0], calls[1:]
     results.summary |= {
-        f"{prefix}size_ratio": median(call.result.stored_bytes / first.result.stored_bytes for call in later),
-        f"{prefix}latency_ratio": median(call.call_s / first.call_s for call in later),
-        f"{prefix}data_latency_ratio": median(data_s(call) / data_s(first) for call in later),
-        f"{prefix}stall_s": median(call.result.stall_s for call in later),
+        f"{prefix}size_ratio": harness.median(call.result.stored_bytes / first.result.stored_bytes for call in later),
+        f"{prefix}latency_ratio": harness.median(call.call_s / first.call_s for call in later),
+        f"{prefix}data_latency_ratio": harness.median(data_s(call) / data_s(first) for call in later),
+        f"{prefix}stall_s": harness.median(call.result.stall_s for call in later),
     }
     amplifications = []
     for before, call in zip(calls, later, strict=False):
@@ -184,11 +184,7 @@ def summarise(
         for row in found.sweep_rows():
             results.add(kind="chunk size", target=name, image=call.result.image, **row)
     if amplifications:
-        results.summary[f"{prefix}amplification"] = median(amplifications)
-
-
-def median(values: Any) -> float:
-    return harness.Spread.of(values).median
+        results.summary[f"{prefix}amplification"] = harness.median(amplifications)
 
 
 def main() -> int:
@@ -223,10 +219,7 @@ def main() -> int:
         except Exception as failure:  # noqa: BLE001 (one target that fails must not cost the others their measurement)
             failures.append(f"{name}: {failure}")
             results.add(kind="failure", target=name, **harness.error_members(failure))
-    results.finish()
-    harness.print_summary(results, GOALS)
-    for text in failures:
-        print(f"FAILED {text}")
+    harness.finish(results, GOALS, failures)
     return 1 if failures else 0
 
 

@@ -37,8 +37,7 @@ def main() -> int:
     ceiling = driver_baseline.copy_ceiling(int(copy_gib * harness.GIB))
     results.add(kind="copies", size_bytes=ceiling.size_bytes, streams=ceiling.streams, **ceiling.members())
     results.summary.update({"warm_s": warm_s, **ceiling.members()})
-    results.finish()
-    harness.print_summary(results, {})
+    harness.finish(results, {})
     return 0
 
 

@@ -30,7 +30,7 @@ GOALS = {"train": ">= 0.999", "decode": ">= 0.999", "launch": ">= 0.99", "alloc"
 
 def steps_per_s(run: TargetRun) -> float:
     """Rate by the median step: a step that something else on the machine disturbed does not count."""
-    return 1.0 / harness.Spread.of(run.log.step_times_s(skip=10)).median
+    return 1.0 / harness.median(run.log.step_times_s(skip=10))
 
 
 def reported(name: str) -> Callable[[TargetRun], float]:
@@ -90,8 +90,8 @@ def calls(last: Sequence[dict[str, Any]]) -> tuple[float, float] | None:
     ]
     if not pairs:
         return None
-    added = harness.Spread.of([usual - direct for usual, direct in pairs]).median
-    return added, harness.Spread.of([direct / usual for usual, direct in pairs]).median
+    added = harness.median([usual - direct for usual, direct in pairs])
+    return added, harness.median([direct / usual for usual, direct in pairs])
 
 
 def measure_case(
@@ -123,9 +123,7 @@ def measure_case(
         )  # fmt: skip
     spread = harness.Spread.of(ratios)
     results.summary.update(spread.members(case.name))
-    results.summary[f"{case.name}_of_medians"] = (
-        harness.Spread.of(rates[True]).median / harness.Spread.of(rates[False]).median
-    )
+    results.summary[f"{case.name}_of_medians"] = harness.median(rates[True]) / harness.median(rates[False])
     if budget.allows(pair_s / 2):
         rate, last = measure(case, options, work, f"overhead-{case.name}-same", with_interposer=False)
         lasts[False].append(last)
@@ -161,10 +159,7 @@ def main() -> int:
         if not same:
             failures.append(f"{case.name}: the runs with and without the interposer did not compute the same")
             results.add(case=case.name, error="the final digests differ")
-    results.finish()
-    harness.print_summary(results, GOALS)
-    for text in failures:
-        print(f"FAILED {text}")
+    harness.finish(results, GOALS, failures)
     return 0 if not failures else 1
 
 

@@ -87,7 +87,7 @@ def rate(
         begin = run.log.last_step + 2
         run.wait_step(begin + steps, timeout_s=300)
         run.log.read()
-        steps_per_s = 1.0 / harness.Spread.of(run.log.step_times_s(skip=begin)).median
+        steps_per_s = 1.0 / harness.median(run.log.step_times_s(skip=begin))
         last = woodfrog_calls.timed(woodfrog.checkpoint, run.handle, store=store, cpu=False, compress="none")
         return steps_per_s, last
 
@@ -185,8 +185,8 @@ def summarise(
     launches = sum(result.launches for result in later)
     if launches:
         results.summary[f"{name}_covered_share"] = sum(result.covered_launches for result in later) / launches
-    results.summary[f"{name}_clean_share"] = median(result.clean_bytes / result.gpu_bytes for result in later)
-    results.summary[f"{name}_dirty_s"] = median(call.phase_s("handover") for call in calls[1:])
+    results.summary[f"{name}_clean_share"] = harness.median(result.clean_bytes / result.gpu_bytes for result in later)
+    results.summary[f"{name}_dirty_s"] = harness.median(call.phase_s("handover") for call in calls[1:])
     excess = []
     for before, call in itertools.pairwise(calls):
         found = increments.changes(
@@ -200,11 +200,7 @@ def summarise(
         if found.changed_chunk_bytes:
             excess.append(dirty_bytes / found.changed_chunk_bytes)
     if excess:
-        results.summary[f"{name}_excess"] = median(excess)
-
-
-def median(values: Any) -> float:
-    return harness.Spread.of(values).median
+        results.summary[f"{name}_excess"] = harness.median(excess)
 
 
 def main() -> int:
@@ -251,10 +247,7 @@ def main() -> int:
                 results.add(kind="failure", target=case.name, **harness.error_members(failure))
     finally:
         shutil.rmtree(stores, ignore_errors=True)
-    results.finish()
-    harness.print_summary(results, GOALS)
-    for text in failures:
-        print(f"FAILED {text}")
+    harness.finish(results, GOALS, failures)
     return 1 if failures or results.summary["misses"] else 0
 
 

@@ -136,7 +136,7 @@ def measure_tier(
                 rates[name].append(rate)
         if repetition and not budget.allows(2 * (time.monotonic() - begin_s)):
             break
-    median = {name: harness.Spread.of(values).median for name, values in rates.items()}
+    median = {name: harness.median(values) for name, values in rates.items()}
     results.summary |= {
         f"{tier}_commit_gb_per_s": median["commit"] / 1e9,
         f"{tier}_commit_ratio": median["commit"] / median["write"],
@@ -346,10 +346,7 @@ def main() -> int:
             attempt("s3", lambda: measure_s3(results, budget, s3_bytes, folder, repetitions))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    results.finish()
-    harness.print_summary(results, GOALS)
-    for text in failures:
-        print(f"FAILED {text}")
+    harness.finish(results, GOALS, failures)
     return 1 if failures else 0
 
 

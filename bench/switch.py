@@ -111,7 +111,7 @@ def measure_woodfrog(results: harness.Results, budget: harness.Budget, arguments
                 spread = harness.Spread.of(seconds)
                 results.summary |= spread.members(f"{level}_s")
                 if level == "cold":
-                    results.summary["data_over_larger_transfer"] = harness.Spread.of(ratios).median
+                    results.summary["data_over_larger_transfer"] = harness.median(ratios)
 
 
 def measure_driver(results: harness.Results, arguments: Any) -> None:
@@ -158,10 +158,7 @@ def main() -> int:
         except Exception as failure:  # noqa: BLE001 (what was measured before must not be lost)
             failures.append(f"{what}: {failure}")
             results.add(kind=what, **harness.error_members(failure))
-    results.finish()
-    harness.print_summary(results, GOALS)
-    for text in failures:
-        print(f"FAILED {text}")
+    harness.finish(results, GOALS, failures)
     return 1 if any(text.startswith("woodfrog") for text in failures) else 0
 
 

@@ -254,8 +254,7 @@ def main() -> int:
                 left.remove("image_restored")  # it needs the image of the same run
                 results.add(target=case.name, not_measured=["image_restored"], error=f"{failed} failed before it")
     results.summary.update({**equal, "equal": sum(equal.values()), "attempted": attempted})
-    results.finish()
-    harness.print_summary(results, {name: f"{len(arguments.modes)}" for name in equal})
+    harness.finish(results, {name: f"{len(arguments.modes)}" for name in equal})
     for row in results.rows:
         if row.get("equal") is False:
             print(f"FAILED {row['target']} {row['mode']}: {row['error']}")

@@ -15,11 +15,12 @@ import struct
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness import REPOSITORY, Results, parser, print_summary
+from harness import REPOSITORY, Results, finish, parser
 
 TESTS = REPOSITORY / "tests" / "kernels"
 sys.path.insert(0, str(TESTS))
@@ -106,8 +107,7 @@ def main() -> int:
         "launches": len(times),
         "misses": misses,
     }
-    print_summary(results, GOALS)
-    results.finish()
+    finish(results, GOALS)
     return 1 if misses else 0
 
 
@@ -143,12 +143,7 @@ def _measure(ptx: Path, number: int, template: Any, catalogue: Any, launches_eac
             named_with_contents += size_bytes((one.address, one.size_bytes) for one in closer)
             touched_bytes += size_bytes(touched)
             call = catalogue.bound(number, PreparedLaunch(template, launch), WRITES, out)
-            fastest = float("inf")
-            for _ in range(REPETITIONS):
-                begun = time.perf_counter()
-                call()
-                fastest = min(fastest, (time.perf_counter() - begun) * 1e6)
-            times.append(fastest)
+            times.append(_fastest_us(call))
     return {
         "amplification": named_bytes / touched_bytes if touched_bytes else 0.0,
         "amplification_with_contents": named_with_contents / touched_bytes if touched_bytes else 0.0,
@@ -159,6 +154,16 @@ def _measure(ptx: Path, number: int, template: Any, catalogue: Any, launches_eac
         "times": times,
         "interpreted": interpreted,
     }
+
+
+def _fastest_us(call: Callable[[], object]) -> float:
+    """Microseconds of the fastest of some calls in a row."""
+    fastest = float("inf")
+    for _ in range(REPETITIONS):
+        begun = time.perf_counter()
+        call()
+        fastest = min(fastest, (time.perf_counter() - begun) * 1e6)
+    return fastest
 
 
 def _triton_times(paths: list[Path], launches_each: int) -> list[float]:
@@ -189,12 +194,7 @@ def _triton_times(paths: list[Path], launches_each: int) -> list[float]:
                 grid = (r.randrange(1, 300), r.randrange(1, 4), 1)
                 launch = Launch(grid, (int(threads[1]), 1, 1), block, allocations)
                 call = catalogue.bound(number, PreparedLaunch(template, launch), WRITES, out)
-                fastest = float("inf")
-                for _ in range(REPETITIONS):
-                    begun = time.perf_counter()
-                    call()
-                    fastest = min(fastest, (time.perf_counter() - begun) * 1e6)
-                times.append(fastest)
+                times.append(_fastest_us(call))
             medians.append(statistics.median(times))
     return medians
 

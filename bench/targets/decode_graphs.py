@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import protocol
+import transformer
 from cuda_graph import captured
 
 if TYPE_CHECKING:
@@ -94,19 +95,9 @@ class Decoder:
         return sum(t.numel() * t.element_size() for t in tensors)
 
     def _rotated(self, x: torch.Tensor) -> torch.Tensor:
-        import torch
-
         cosine = self.cosine.index_select(0, self.position)
         sine = self.sine.index_select(0, self.position)
-        first, second = x.float().chunk(2, dim=-1)
-        return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1).to(x.dtype)
-
-    @staticmethod
-    def _normed(x: torch.Tensor) -> torch.Tensor:
-        import torch
-
-        wide = x.float()
-        return (wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + 1e-6)).to(x.dtype)
+        return transformer.rotated(x, cosine, sine)
 
     def step(self) -> None:
         """One token for every sequence. Fixed shapes and addresses, and nothing of it waits for the host."""
@@ -117,7 +108,7 @@ class Decoder:
         hidden_places = (self.places > self.position)[None, None, None, :]
         x = self.embedding.index_select(0, self.token)
         for number, layer in enumerate(self.layers):
-            qkv = torch.nn.functional.linear(self._normed(x), layer["query_key_value"])
+            qkv = torch.nn.functional.linear(transformer.normed(x), layer["query_key_value"])
             query, key, value = qkv.view(shape.batch, 3, shape.heads, 1, HEAD_SIZE).unbind(dim=1)
             keys, values = self.cache[number, 0], self.cache[number, 1]
             keys.index_copy_(2, self.position, self._rotated(key))
@@ -126,9 +117,9 @@ class Decoder:
             weights = torch.softmax(scores.masked_fill(hidden_places, float("-inf")), dim=-1).to(x.dtype)
             mixed = torch.matmul(weights, values).reshape(shape.batch, shape.width)
             x = x + torch.nn.functional.linear(mixed, layer["output"])
-            gate, up = torch.nn.functional.linear(self._normed(x), layer["gate_up"]).chunk(2, dim=-1)
+            gate, up = torch.nn.functional.linear(transformer.normed(x), layer["gate_up"]).chunk(2, dim=-1)
             x = x + torch.nn.functional.linear(torch.nn.functional.silu(gate) * up, layer["down"])
-        logits = torch.nn.functional.linear(self._normed(x), self.head).float()
+        logits = torch.nn.functional.linear(transformer.normed(x), self.head).float()
         best, token = logits.max(dim=-1)
         self.logit.copy_(best)
         self.token.copy_(token)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import protocol
+import transformer
 from cuda_graph import captured
 
 if TYPE_CHECKING:
@@ -87,18 +88,8 @@ class Server:
         return [self.embedding, self.head, self.cache, *(t for layer in self.layers for t in layer.values())]
 
     def _rotated(self, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        import torch
-
         cosine, sine = self.cosine.index_select(0, places), self.sine.index_select(0, places)
-        first, second = x.float().chunk(2, dim=-1)
-        return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1).to(x.dtype)
-
-    @staticmethod
-    def _normed(x: torch.Tensor) -> torch.Tensor:
-        import torch
-
-        wide = x.float()
-        return (wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + 1e-6)).to(x.dtype)
+        return transformer.rotated(x, cosine, sine)
 
     def _attended(self, query: torch.Tensor, number: int, places: torch.Tensor) -> torch.Tensor:
         """What one token finds in the cache of layer ``number``: heads by tokens by HEAD_SIZE."""
@@ -121,7 +112,7 @@ class Server:
         functional: Any = torch.nn.functional
         x = self.embedding.index_select(0, tokens)
         for number, layer in enumerate(self.layers):
-            mixed = functional.linear(self._normed(x), layer["query_key_value"])
+            mixed = functional.linear(transformer.normed(x), layer["query_key_value"])
             mixed = mixed.view(1, count, shape.heads + 2 * shape.key_heads, HEAD_SIZE).transpose(1, 2)
             query, key, value = mixed.split((shape.heads, shape.key_heads, shape.key_heads), dim=1)
             query, key = self._rotated(query, places), self._rotated(key, places)
@@ -133,9 +124,9 @@ class Server:
                 key, value = (part.repeat_interleave(QUERIES_PER_KEY, dim=1) for part in (key, value))
                 found = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
             x = x + functional.linear(found.transpose(1, 2).reshape(count, shape.width), layer["output"])
-            gate, up = functional.linear(self._normed(x), layer["gate_up"]).chunk(2, dim=-1)
+            gate, up = functional.linear(transformer.normed(x), layer["gate_up"]).chunk(2, dim=-1)
             x = x + functional.linear(functional.silu(gate) * up, layer["down"])
-        logits = functional.linear(self._normed(x[-1:]), self.head).float()
+        logits = functional.linear(transformer.normed(x[-1:]), self.head).float()
         best, token = logits.max(dim=-1)
         self.logit.copy_(best)
         self.token.copy_(token)

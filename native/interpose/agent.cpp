@@ -15,6 +15,7 @@
 #include "quiesce.hpp"
 #include "shadow_worker.hpp"
 #include "survey.hpp"
+#include "thread.hpp"
 #include "transport.hpp"
 
 #include <cerrno>
@@ -24,7 +25,6 @@
 #include <cstring>
 #include <ctime>
 #include <fcntl.h>
-#include <pthread.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -410,21 +410,9 @@ void start_agent() {
         return;
     install_fork_handlers();
     watch_for_the_end();
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); // inherited by the new thread
-    pthread_attr_t attributes;
-    pthread_attr_init(&attributes);
-    pthread_attr_setstacksize(&attributes, kStackBytes);
-    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    pthread_t thread;
     Agent *agent = new Agent(agent_socket_path());
-    if (const int error = pthread_create(&thread, &attributes, &agent_thread, agent); error != 0)
+    if (const int error = start_thread(WF_AGENT_THREAD_NAME, &agent_thread, agent, kStackBytes); error != 0)
         debug("no agent thread (errno %d): this process cannot be checkpointed by handover", error);
-    else
-        pthread_setname_np(thread, WF_AGENT_THREAD_NAME);
-    pthread_attr_destroy(&attributes);
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 } // namespace woodfrog::interpose

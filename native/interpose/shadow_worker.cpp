@@ -8,18 +8,17 @@
 #include "debug.hpp"
 #include "shadow_dirty.hpp"
 #include "shadow_records.hpp"
+#include "thread.hpp"
 #include "wire.h"
 
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <csignal>
 #include <cstdlib>
 #include <cstring>
 #include <dirent.h>
 #include <memory>
 #include <mutex>
-#include <pthread.h>
 #include <string_view>
 #include <unistd.h>
 #include <unordered_set>
@@ -257,23 +256,12 @@ void start() {
     static constinit std::atomic<bool> started{false};
     if (!on() || started.exchange(true))
         return;
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); // inherited by the new thread
-    pthread_attr_t attributes;
-    pthread_attr_init(&attributes);
-    pthread_attr_setstacksize(&attributes, kStackBytes);
-    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    pthread_t thread;
-    if (const int error = pthread_create(&thread, &attributes, &worker_thread, nullptr); error != 0) {
+    if (const int error = start_thread("woodfrog-track", &worker_thread, nullptr, kStackBytes); error != 0) {
         debug("no thread to evaluate launches (errno %d)", error);
         mark_everything_for_good("there is no thread that evaluates launches");
     } else {
-        pthread_setname_np(thread, "woodfrog-track");
         g_running.store(true, std::memory_order_release);
     }
-    pthread_attr_destroy(&attributes);
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 Report take_report(uint64_t operation, Deadline deadline) {

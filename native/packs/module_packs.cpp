@@ -69,6 +69,19 @@ std::optional<Packed<uint32_t>> to_sizes(const char *operation, const std::optio
     return packed;
 }
 
+// What `method` says of the digests; the GIL is given up meanwhile.
+template <auto method>
+nb::bytes look_up(const ChunkIndex &self, const nb::bytes &digests, const std::optional<nb::bytes> &sizes) {
+    const Packed<Digest> packed("ChunkIndex", "digests", bytes_view(digests));
+    const auto packed_sizes = to_sizes("ChunkIndex", sizes, packed);
+    std::string found;
+    {
+        nb::gil_scoped_release release;
+        found = (self.*method)(packed, packed_sizes);
+    }
+    return to_bytes(found);
+}
+
 void bind_index(nb::module_ &m) {
     nb::class_<ChunkIndex>(m, "ChunkIndex", "Which pack holds a digest, and where; see native/packs/README.md.")
         .def(nb::init<uint64_t>(), "chunk_bytes"_a)
@@ -84,32 +97,8 @@ void bind_index(nb::module_ &m) {
             },
             "pack"_a, "records"_a)
         .def("remove_pack", &ChunkIndex::remove_pack, "pack"_a, nb::call_guard<nb::gil_scoped_release>())
-        .def(
-            "find",
-            [](const ChunkIndex &self, const nb::bytes &digests, const std::optional<nb::bytes> &sizes) {
-                const Packed<Digest> packed("ChunkIndex", "digests", bytes_view(digests));
-                const auto packed_sizes = to_sizes("ChunkIndex", sizes, packed);
-                std::string locations;
-                {
-                    nb::gil_scoped_release release;
-                    locations = self.find(packed, packed_sizes);
-                }
-                return to_bytes(locations);
-            },
-            "digests"_a, "sizes"_a = nb::none())
-        .def(
-            "missing",
-            [](const ChunkIndex &self, const nb::bytes &digests, const std::optional<nb::bytes> &sizes) {
-                const Packed<Digest> packed("ChunkIndex", "digests", bytes_view(digests));
-                const auto packed_sizes = to_sizes("ChunkIndex", sizes, packed);
-                std::string positions;
-                {
-                    nb::gil_scoped_release release;
-                    positions = self.missing(packed, packed_sizes);
-                }
-                return to_bytes(positions);
-            },
-            "digests"_a, "sizes"_a = nb::none())
+        .def("find", &look_up<&ChunkIndex::find>, "digests"_a, "sizes"_a = nb::none())
+        .def("missing", &look_up<&ChunkIndex::missing>, "digests"_a, "sizes"_a = nb::none())
         .def("digests", [](const ChunkIndex &self) {
             std::string digests;
             {

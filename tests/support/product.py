@@ -208,37 +208,29 @@ class Product:
         """Start a scribbler (tests/support/scribbler.py) and wait until it takes orders."""
         from scribbler import Scribbler
 
-        self._count += 1
-        name = f"scribbler-{self._count}"
-        log, orders = self.root / f"{name}.log", self.root / f"{name}.orders"
-        orders.touch()
-        environment = launch.target_environment(
-            name, self.runtime, {**os.environ, **self.environment}, paths.interposer()
-        )
-        command = [str(self.build / "scribbler"), str(orders), str(self.build / "stepper.ptx")]
-        process = launch.start(command, name=name, log=log, env=environment, cwd=str(self.root))
-        stepper = Stepper(process.pid, log, process)
-        self._targets.append(stepper)
-        stepper.wait_for(lambda lines: "0 ready" in lines, "ready scribbler")
-        return Scribbler(stepper, orders)
+        return Scribbler(*self._ordered("scribbler", str(self.build / "stepper.ptx")))
 
     def launcher(self, *, track: bool = True) -> Any:
         """Start a launcher (tests/support/launcher.py) and wait until it takes orders."""
         from launcher import Launcher
 
+        return Launcher(*self._ordered("launcher", track=track))
+
+    def _ordered(self, program: str, *arguments: str, track: bool = False) -> tuple[Stepper, Path]:
+        """A target that takes orders, and the file for them."""
         self._count += 1
-        name = f"launcher-{self._count}"
+        name = f"{program}-{self._count}"
         log, orders = self.root / f"{name}.log", self.root / f"{name}.orders"
         orders.touch()
         environment = launch.target_environment(
             name, self.runtime, {**os.environ, **self.environment}, paths.interposer(), track=track
         )
-        command = [str(self.build / "launcher"), str(orders)]
+        command = [str(self.build / program), str(orders), *arguments]
         process = launch.start(command, name=name, log=log, env=environment, cwd=str(self.root))
         stepper = Stepper(process.pid, log, process)
         self._targets.append(stepper)
-        stepper.wait_for(lambda lines: "0 ready" in lines, "ready launcher")
-        return Launcher(stepper, orders)
+        stepper.wait_for(lambda lines: "0 ready" in lines, f"ready {program}")
+        return stepper, orders
 
     def wait_for_catalogues(self, count: int) -> None:
         """Wait until the daemon has made so many, and is not at work on another."""

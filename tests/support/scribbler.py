@@ -5,10 +5,9 @@ Every order is answered before the next one is given, so `memory` is what the GP
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 
+from orders import Ordered
 from product import Stepper
 
 # As in the target.
@@ -35,28 +34,13 @@ def pattern_of(seed: int, words: int) -> bytes:
     return bytes(made)
 
 
-class Scribbler:
+class Scribbler(Ordered):
     """One running scribbler. `memory`: the contents of its allocations by their address."""
 
     def __init__(self, process: Stepper, orders: Path) -> None:
-        self.process = process
-        self.orders = orders
+        super().__init__(process, orders)
         self.memory: dict[int, bytearray] = {}
-        self._count = 0
         self._recorded: tuple[int, int, int] | None = None  # address, words, seed of the graph
-
-    def order(self, *words: object) -> str:
-        """Give one order and wait for its answer, which is no error."""
-        self._count += 1
-        number = self._count
-        with self.orders.open("a") as file:
-            file.write(" ".join(map(str, words)) + "\n")
-        os.kill(self.process.pid, signal.SIGUSR1)
-        prefix = f"{number} "
-        self.process.wait_for(lambda lines: any(line.startswith(prefix) for line in lines), f"answer to {words}")
-        answer = next(line for line in self.process.lines() if line.startswith(prefix)).removeprefix(prefix)
-        assert not answer.startswith("error"), (words, answer)
-        return answer
 
     def alloc(self, size_bytes: int) -> int:
         """New memory, filled with zeros (cuMemAlloc promises nothing of its contents); its address."""

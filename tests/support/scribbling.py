@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from hypothesis import strategies as st
+from product import Product
 from scribbler import Scribbler
 
 from woodfrog._native import transfer
 from woodfrog.image.image import Image
+from woodfrog.image.repository import ImageRepository
 
 CHUNK = 64 << 10  # the store's default
 LARGEST = 3 << 20
@@ -34,6 +36,17 @@ def contents(image: Image, scratch: Path) -> dict[int, bytes]:
             file.close()
             path.unlink()
     return {row.address: whole[row.handle][row.offset : row.offset + row.size] for row in manifest.allocations.rows()}
+
+
+def check_images(product: Product, images: dict[str, dict[int, bytes]]) -> None:
+    """Each image, by its reference, holds exactly that memory, verifies, and accounts for every byte."""
+    with ImageRepository(product.store_path) as store:
+        for reference, memory in images.items():
+            with store.open(reference) as image:
+                assert contents(image, product.root) == memory, reference
+                assert image.verify() == []
+                stats = image.manifest.stats.gpu
+                assert stats.raw == stats.zero + stats.known + stats.new
 
 
 SIZES = st.sampled_from([1, 64, 4096, CHUNK - 1, CHUNK, CHUNK + 64, 5 * CHUNK, LARGEST]) | st.integers(1, LARGEST)

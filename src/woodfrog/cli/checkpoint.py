@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -64,39 +64,26 @@ def checkpoint(
         from woodfrog.errors import UsageError
         from woodfrog.image.inspect import human_bytes
 
+        options: dict[str, Any] = {
+            "store": store,
+            "name": name,
+            "cpu": cpu,
+            "timeout": timeout,
+            "compress": compress,
+            "incremental": incremental,
+            "check_clean": check_clean,
+            "concurrent": concurrent,
+            "precopy": precopy,
+        }
         if every is not None:
             if stop:
                 raise UsageError("a target that is stopped cannot be checkpointed again", advice="leave out --stop")
-            options = {
-                "cpu": cpu,
-                "timeout": timeout,
-                "compress": compress,
-                "incremental": incremental,
-                "check_clean": check_clean,
-                "concurrent": concurrent,
-                "precopy": precopy,
-            }
-            periodic.until_end(
-                target, every, max_overhead, keep_last, store=store, name=name, as_json=as_json, **options
-            )
+            periodic.until_end(target, every, max_overhead, keep_last, as_json=as_json, **options)
             return
         if keep_last is not None:
             raise UsageError("--keep-last goes with --every", advice="`woodfrog prune --keep-last` removes old images")
         with output.progress("checkpoint", as_json=as_json) as on_event:
-            result = api.checkpoint(
-                target,
-                stop=stop,
-                cpu=cpu,
-                store=store,
-                name=name,
-                timeout=timeout,
-                compress=compress,
-                incremental=incremental,
-                check_clean=check_clean,
-                concurrent=concurrent,
-                precopy=precopy,
-                on_event=on_event,
-            )
+            result = api.checkpoint(target, stop=stop, on_event=on_event, **options)
         if as_json:
             output.print_json(result.to_dict())
             return

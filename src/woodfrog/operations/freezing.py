@@ -8,13 +8,13 @@ from __future__ import annotations
 from woodfrog.operations import room
 from woodfrog.operations.context import Context
 from woodfrog.operations.data import GpuData
-from woodfrog.operations.frozen import FrozenTarget
+from woodfrog.operations.frozen import OnOneTarget
 from woodfrog.operations.limits import PhaseLimits
 from woodfrog.operations.phases import Emit, Runner
 from woodfrog.operations.space import Space
 
 
-class FreezingOperation:
+class FreezingOperation(OnOneTarget):
     """Base of an operation on one running target; use once."""
 
     def __init__(
@@ -33,19 +33,8 @@ class FreezingOperation:
         self.runner = runner or Runner(name, emit)
         self._prefix = prefix
         self._limits = PhaseLimits(timeout_s)
-        self._frozen: FrozenTarget | None = None
         self._data: GpuData | None = None
         self._spaces: dict[int, Space] = {}  # by the target's device ordinal
-
-    @property
-    def frozen_target(self) -> FrozenTarget | None:
-        """The target once it was begun with; for the table of those that could not be brought back."""
-        return self._frozen
-
-    @property
-    def _target(self) -> FrozenTarget:
-        assert self._frozen is not None
-        return self._frozen
 
     @property
     def _gpu_bytes(self) -> int:

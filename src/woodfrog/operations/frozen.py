@@ -266,6 +266,22 @@ class FrozenTarget:
         close_all(fds)
 
 
+class OnOneTarget:
+    """What operations on one target have in common: `_frozen` is it, once it was begun with."""
+
+    _frozen: FrozenTarget | None = None
+
+    @property
+    def frozen_target(self) -> FrozenTarget | None:
+        """The target once it was begun with; for the table of those that could not be brought back."""
+        return self._frozen
+
+    @property
+    def _target(self) -> FrozenTarget:
+        assert self._frozen is not None
+        return self._frozen
+
+
 def gpu_pairs(notes: Notes) -> list[GpuPair]:
     """The GPUs to restore onto, for the driver: empty when every GPU is the one it was."""
     if all(old == new for old, new in notes.gpu_pairs):

@@ -27,7 +27,7 @@ from woodfrog.operations.checkpoint import end_tree
 from woodfrog.operations.context import Context
 from woodfrog.operations.cpu_folder import CpuFolder
 from woodfrog.operations.data import GpuData, JointProgress, require_digests
-from woodfrog.operations.frozen import FrozenTarget
+from woodfrog.operations.frozen import FrozenTarget, OnOneTarget
 from woodfrog.operations.history import LastImage
 from woodfrog.operations.limits import PhaseLimits
 from woodfrog.operations.manifest import SHELL_JOB, kind_name
@@ -83,7 +83,7 @@ class RestorePlan:
         }
 
 
-class Restore:
+class Restore(OnOneTarget):
     """One restore; use once."""
 
     def __init__(self, context: Context, request: RestoreRequest, emit: Emit | None = None) -> None:
@@ -97,7 +97,6 @@ class Restore:
         self._plan: RestorePlan | None = None
         self._notes: Notes | None = None
         self._record: Record | None = None
-        self._frozen: FrozenTarget | None = None
         self._data: GpuData | None = None
         self._rings: list[Space] = []
         self._arriving: Arriving | None = None
@@ -373,16 +372,6 @@ class Restore:
     def _opened(self) -> Image:
         assert self._image is not None
         return self._image
-
-    @property
-    def frozen_target(self) -> FrozenTarget | None:
-        """The target once it was begun with; for the table of those that could not be brought back."""
-        return self._frozen
-
-    @property
-    def _target(self) -> FrozenTarget:
-        assert self._frozen is not None
-        return self._frozen
 
     def _result(self) -> dict[str, Any]:
         assert self._plan is not None

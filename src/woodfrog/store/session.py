@@ -71,7 +71,7 @@ class WriteSession:
         `flush`. After any failure, NoSpaceError among them, only `abort` is possible: what was written is dropped, and
         `work_directory`, which another thread may be at work in, stays until then."""
         self._check_open()
-        with self._dropping_on_failure():
+        with self._on_failure(self._drop):
             written = self._packer.write(
                 chunks, sources, compress=compress, level=level, threads=threads, progress=progress
             )
@@ -94,7 +94,7 @@ class WriteSession:
         """Everything written so far durable, first the packs, then an index of them: also for other sessions to find,
         and what a session that is aborted later leaves for the next one."""
         self._check_open()
-        with self._ending_on_failure():
+        with self._on_failure(self.abort):
             self._flush()
 
     def publish(
@@ -110,7 +110,7 @@ class WriteSession:
         BadImageError. An error after the manifest is there says so, and the image stays."""
         names.check_name(name)
         self._check_open()
-        with self._ending_on_failure():
+        with self._on_failure(self.abort):
             self._prepare(digests)
             for _ in range(_ATTEMPTS):
                 number = images.next_number(self._tier, name)
@@ -131,7 +131,7 @@ class WriteSession:
         if number is None:
             raise UsageError(f"{reference!r} has no number", advice="write NAME@NUMBER")
         self._check_open()
-        with self._ending_on_failure():
+        with self._on_failure(self.abort):
             self._prepare(digests)
             published = self._put_as(reference, name, number, manifest)
         if published:
@@ -145,9 +145,9 @@ class WriteSession:
         publish or a first abort."""
         if self._ended:
             return
-        self._open, self._ended = False, True
+        self._ended = True
         try:
-            self._packer.close()
+            self._drop()
             if self._work_directory is not None:
                 self._tier.remove_directory(self._work_directory)
         finally:
@@ -175,23 +175,18 @@ class WriteSession:
         if not self._open:
             raise UsageError("this session has ended already", advice="begin another one")
 
-    @contextmanager
-    def _dropping_on_failure(self) -> Iterator[None]:
-        try:
-            with space.telling_full(self._tier.spool):
-                yield
-        except BaseException:
-            self._open = False
-            self._packer.close()  # whoever looks for room next shall find it
-            raise
+    def _drop(self) -> None:
+        """What was not flushed makes room for others; nothing more can be written."""
+        self._open = False
+        self._packer.close()
 
     @contextmanager
-    def _ending_on_failure(self) -> Iterator[None]:
+    def _on_failure(self, give_up: Callable[[], None]) -> Iterator[None]:
         try:
             with space.telling_full(self._tier.spool):
                 yield
         except BaseException:
-            self.abort()
+            give_up()
             raise
 
     def _flush(self) -> None:

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from product import DEADLINE_S, Product, new_root
 from scribbler import Scribbler
-from scribbling import CHUNK, STEPS, contents, do
+from scribbling import CHUNK, STEPS, check_images, contents, do
 
 from woodfrog.errors import NoSpaceError, RefusedError, UsageError
 from woodfrog.image.repository import ImageRepository
@@ -56,11 +56,7 @@ class Bench:
         assert self.target.shown(self.product.root) == {
             address: bytes(content) for address, content in self.target.memory.items()
         }
-        with ImageRepository(self.product.store_path) as images:
-            for reference, memory in self.images.items():
-                with images.open(reference) as image:
-                    assert contents(image, self.product.root) == memory, reference
-                    assert image.verify() == []
+        check_images(self.product, self.images)
 
 
 def step(target: Scribbler, one: tuple[Any, ...]) -> None:

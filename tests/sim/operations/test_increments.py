@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from product import Product
 from scribbler import Scribbler
-from scribbling import CHUNK, STEPS, contents, do
+from scribbling import CHUNK, STEPS, check_images, do
 
 from woodfrog._native import transfer
 from woodfrog.image.manifest import DIGEST_BYTES
@@ -55,11 +55,7 @@ class Bench:
 
     def check_images(self) -> None:
         """Every image is still what the memory was at its time."""
-        with ImageRepository(self.product.store_path) as images:
-            for reference, memory in self.images.items():
-                with images.open(reference) as image:
-                    assert contents(image, self.product.root) == memory, reference
-                    assert image.verify() == []
+        check_images(self.product, self.images)
 
     def clear(self) -> None:
         for address in list(self.target.memory):

@@ -17,10 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from product import Product, new_root
 from scribbler import Scribbler
-from scribbling import CHUNK, STEPS, contents, do
+from scribbling import CHUNK, STEPS, check_images, do
 
 from woodfrog.errors import NoDaemonError, RefusedError, UsageError, WoodfrogError
-from woodfrog.image.repository import ImageRepository
 
 EXAMPLES = int(os.environ.get("WOODFROG_CONCURRENT_EXAMPLES", "3"))
 MIB = 1 << 20
@@ -47,13 +46,7 @@ class Bench:
         return result
 
     def check(self) -> None:
-        with ImageRepository(self.product.store_path) as images:
-            for reference, memory in self.images.items():
-                with images.open(reference) as image:
-                    assert contents(image, self.product.root) == memory, reference
-                    assert image.verify() == []
-                    stats = image.manifest.stats.gpu
-                    assert stats.raw == stats.zero + stats.known + stats.new
+        check_images(self.product, self.images)
 
     def written(self, size_bytes: int, seed: int) -> int:
         address = self.target.alloc(size_bytes)

@@ -21,6 +21,8 @@
 //     value ADDRESS VALUE                       cuStreamWriteValue32
 //     fork                                      a child that calls the driver and ends
 //     end                                       exits 0
+#include "orders.hpp"
+
 #include <cuda.h>
 
 #include <csignal>
@@ -350,43 +352,17 @@ std::string obey(const std::string &line) {
     return "error unknown order";
 }
 
-void say(const std::string &line) {
-    const std::string whole = line + "\n";
-    if (write(STDOUT_FILENO, whole.data(), whole.size()) != static_cast<ssize_t>(whole.size()))
-        std::exit(4);
-}
-
 } // namespace
 
 int main(int argc, char **argv) {
     if (argc != 2)
         return 2;
-    sigset_t signals;
-    sigemptyset(&signals);
-    sigaddset(&signals, SIGUSR1);
-    sigprocmask(SIG_BLOCK, &signals, nullptr); // before the first thread: all of them inherit it
-    CUdevice device = 0;
-    CUcontext context = nullptr;
-    if (cuInit(0) != CUDA_SUCCESS || cuDeviceGet(&device, 0) != CUDA_SUCCESS ||
-        cuDevicePrimaryCtxRetain(&context, device) != CUDA_SUCCESS || cuCtxSetCurrent(context) != CUDA_SUCCESS ||
-        cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) != CUDA_SUCCESS)
-        return 3;
-    say("0 ready");
-    uint64_t done = 0;
-    for (;;) {
-        int signal = 0;
-        sigwait(&signals, &signal);
-        std::ifstream orders(argv[1]);
-        std::string line;
-        for (uint64_t number = 1; std::getline(orders, line); ++number) {
-            if (number <= done)
-                continue;
-            done = number;
-            if (line == "end") {
-                say(std::to_string(number) + " ok");
-                return 0;
-            }
-            say(std::to_string(number) + " " + obey(line));
-        }
-    }
+    const auto prepare = [] {
+        CUdevice device = 0;
+        CUcontext context = nullptr;
+        return cuInit(0) == CUDA_SUCCESS && cuDeviceGet(&device, 0) == CUDA_SUCCESS &&
+               cuDevicePrimaryCtxRetain(&context, device) == CUDA_SUCCESS && cuCtxSetCurrent(context) == CUDA_SUCCESS &&
+               cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS;
+    };
+    return orders::take(argv[1], prepare, obey);
 }
