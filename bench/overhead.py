@@ -1,15 +1,20 @@
 """Overhead: throughput of four targets with the interposer, divided by their throughput without it.
 
-Each target runs in pairs, one run with and one without, in alternating order, so that a drift of the machine's clocks
-falls on both alike. One more pair without the interposer on either side shows how much two equal runs differ: a ratio
-closer to 1 than that says nothing.
+launch and alloc run in pairs, one run with and one without, in alternating order, so that a drift of the machine's
+clocks falls on both alike. One more pair without the interposer on either side shows how much two equal runs differ: a
+ratio closer to 1 than that says nothing.
+
+train and decode, where much less is looked for than two runs differ by, take turns of a few steps (interleaved.py).
 
 The launch loop calls the driver's own function in every other burst, past the interposer: what its calls take less than
 the others, in one process and at one time, is what the interposer adds to a launch (launch_added_ns; without interposer
-launch_added_ns_same). launch_calls is the ratio of the two.
+launch_added_ns_same). launch_calls is the ratio of the two. train_launch_bound and decode_launch_bound are what is left
+of the throughput if a step takes that much longer for each of its launches: the application waits for none of them
+where the GPU is the slower of the two, so launching costs no more than that; it says nothing of the rest.
 
-summary: train, decode (goal at least 0.999), launch (0.99), alloc (0.9), each the median over the pairs, and for each
-`<name>_same` (the pair of equal runs).
+summary: train, decode (goal at least 0.999), launch (0.99), alloc (0.9), each the median over the pairs or turns, and
+for launch and alloc `<name>_same` (the pair of equal runs), for train and decode `<name>_equal_spread` (how far
+equal processes are apart).
 """
 
 from __future__ import annotations
@@ -22,15 +27,11 @@ from pathlib import Path
 from typing import Any
 
 import harness
+import interleaved
 import target_process
 from target_process import TargetRun
 
 GOALS = {"train": ">= 0.999", "decode": ">= 0.999", "launch": ">= 0.99", "alloc": ">= 0.9"}
-
-
-def steps_per_s(run: TargetRun) -> float:
-    """Rate by the median step: a step that something else on the machine disturbed does not count."""
-    return 1.0 / harness.median(run.log.step_times_s(skip=10))
 
 
 def reported(name: str) -> Callable[[TargetRun], float]:
@@ -46,13 +47,15 @@ def reported(name: str) -> Callable[[TargetRun], float]:
 
 @dataclass(frozen=True)
 class Case:
-    """One target of the comparison; ``quick`` are the options of a short run."""
+    """One target of the comparison; ``quick`` are the options of a short run. ``rate`` None: it takes turns of
+    ``steps`` steps."""
 
     name: str
     target: str
     options: tuple[str, ...]
     quick: tuple[str, ...]
-    rate: Callable[[TargetRun], float]
+    rate: Callable[[TargetRun], float] | None = None
+    steps: int = 0
 
 
 CASES = (
@@ -60,12 +63,13 @@ CASES = (
         "launch", "launch_loop", ("--steps", "40"), ("--steps", "5", "--launches", "2000"), reported("launches_per_s")
     ),
     Case("alloc", "alloc_churn", ("--steps", "30"), ("--steps", "5", "--state-gib", "1"), reported("operations_per_s")),
-    Case("decode", "decode_graphs", ("--steps", "800"), ("--steps", "100", "--state-gib", "0.25"), steps_per_s),
+    Case("decode", "decode_graphs", (), ("--state-gib", "0.25"), steps=100),
     Case(
-        "train", "train_gpt2", ("--steps", "80", "--state-gib", "4", "--batch", "8", "--sequence", "512"),
-        ("--steps", "15", "--state-gib", "0.5", "--batch", "2", "--sequence", "64"), steps_per_s,
+        "train", "train_gpt2", ("--state-gib", "4", "--batch", "8", "--sequence", "512"),
+        ("--state-gib", "0.5", "--batch", "2", "--sequence", "64"), steps=15,
     ),
 )  # fmt: skip
+SHARE = {"train": 4.0, "decode": 2.0}  # of the time, where the others have 1
 
 
 def measure(
@@ -80,6 +84,7 @@ def measure(
         run.wait_done()
         if run.log.done is None:
             raise target_process.TargetError(f"{case.target} ended without its last line")
+        assert case.rate is not None, "a target that takes turns"
         return case.rate(run), run.log.done
 
 
@@ -138,7 +143,9 @@ def measure_case(
 def main() -> int:
     """Returns the exit status: 0 if every target was measured and computed the same with and without."""
     parser = harness.parser(__doc__ or "", budget_s=300)
-    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--pairs", type=int, default=5, help="of runs of launch and alloc")
+    parser.add_argument("--turns", type=int, default=20, help="of each process of train and decode")
+    parser.add_argument("--each", type=int, default=3, help="processes with, and as many without, of train and decode")
     parser.add_argument("--cases", nargs="+", default=[case.name for case in CASES])
     arguments = parser.parse_args()
     results = harness.Results("overhead")
@@ -146,9 +153,17 @@ def main() -> int:
     failures: list[str] = []
     overall = harness.Budget(arguments.budget_s)
     for number, case in enumerate(cases):
-        # What is left is shared out evenly, so that a slow target does not take the others' time.
-        budget = harness.Budget(overall.left_s / (len(cases) - number))
+        # What is left is shared out, so that a slow target does not take the others' time.
+        shares = [SHARE.get(later.name, 1.0) for later in cases[number:]]
+        budget = harness.Budget(overall.left_s * shares[0] / sum(shares))
         try:
+            if case.rate is None:
+                results.summary |= interleaved.play(
+                    results, budget, case.name, case.target, case.quick if arguments.quick else case.options,
+                    arguments.work, each=1 if arguments.quick else arguments.each,
+                    turns=2 if arguments.quick else arguments.turns, steps=case.steps,
+                )  # fmt: skip
+                continue
             same = measure_case(
                 results, budget, case, 1 if arguments.quick else arguments.pairs, arguments.work, arguments.quick
             )
@@ -159,6 +174,11 @@ def main() -> int:
         if not same:
             failures.append(f"{case.name}: the runs with and without the interposer did not compute the same")
             results.add(case=case.name, error="the final digests differ")
+    if added_ns := results.summary.get("launch_added_ns"):
+        for name in ("train", "decode"):
+            if step_s := results.summary.get(f"{name}_step_s"):
+                per_step = results.summary[f"{name}_launches_per_step"]
+                results.summary[f"{name}_launch_bound"] = step_s / (step_s + per_step * added_ns * 1e-9)
     harness.finish(results, GOALS, failures)
     return 0 if not failures else 1
 

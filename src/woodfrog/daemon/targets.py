@@ -105,10 +105,12 @@ class Targets:
             managed = notes.managed if notes else link is not None or discovery.agent_of(row.pid) is not None
             operation = self.operations.get(row.root_pid, "")
             gpu_bytes, uuids = (sum(handle.size for handle in notes.handles), notes.devices) if notes else (0, {})
+            launches = 0
             if link is not None and not notes and not operation:
                 with contextlib.suppress(WoodfrogError):  # it ended, or it is busy: then the row says less
                     answer = link.survey(timeout_s=2.0)
                     gpu_bytes = answer.owned_bytes + answer.driver_owned_bytes
+                    launches = answer.launches
                     uuids = {device.ordinal: device.uuid.hex() for device in answer.devices}
             result.append(
                 {
@@ -119,6 +121,7 @@ class Targets:
                     "managed": managed,
                     "gpu_bytes": gpu_bytes,
                     "devices": sorted(uuids),
+                    "launches": launches,
                     "command": " ".join(procfs.command_line(row.pid))[:400],
                     "log": log_path_of(row.pid),
                     "operation": operation,
