@@ -66,7 +66,7 @@ CASES = (
     Case("alloc", "alloc_churn", ("--steps", "30"), ("--steps", "5", "--state-gib", "1"), reported("operations_per_s")),
     Case("decode", "decode_graphs", (), ("--state-gib", "0.25"), steps=100),
     Case(
-        "train", "train_gpt2", ("--state-gib", "2", "--batch", "32", "--sequence", "512"),
+        "train", "train_gpt2", ("--state-gib", "2", "--batch", "24", "--sequence", "512"),
         ("--state-gib", "0.5", "--batch", "2", "--sequence", "64"), steps=15,
     ),
 )  # fmt: skip
