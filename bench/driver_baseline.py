@@ -178,15 +178,22 @@ def driver_cycle(pid: int, *, lock_timeout_s: float = 10.0) -> DriverCycle:
 
 def driver_out(pid: int, *, lock_timeout_s: float = 10.0) -> tuple[float, float]:
     """Locks the process and takes it off the GPU; the seconds of each. Raises DriverError."""
+    return driver_lock(pid, lock_timeout_s=lock_timeout_s), driver_checkpoint(pid)
+
+
+def driver_lock(pid: int, *, lock_timeout_s: float = 10.0) -> float:
+    """Locks the process; seconds. Raises DriverError."""
     from cuda.bindings import driver
 
     _call("cuInit", 0)
     arguments = driver.CUcheckpointLockArgs()
     arguments.timeoutMs = int(lock_timeout_s * 1000)
-    return (
-        _timed("cuCheckpointProcessLock", pid, arguments),
-        _timed("cuCheckpointProcessCheckpoint", pid, None),
-    )
+    return _timed("cuCheckpointProcessLock", pid, arguments)
+
+
+def driver_checkpoint(pid: int) -> float:
+    """Takes a locked process off the GPU; seconds. Raises DriverError."""
+    return _timed("cuCheckpointProcessCheckpoint", pid, None)
 
 
 def driver_in(pid: int) -> tuple[float, float]:

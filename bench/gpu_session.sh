@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # One session of tests and benchmarks on a machine with a GPU, from a bare checkout to results, under a time budget.
 #
-#   STAGES="build machine doctor smoke matrix data_path cycle overhead incremental shadow concurrent switch store" BUDGET_S=570 OUT=folder bash bench/gpu_session.sh
+#   STAGES="build machine doctor smoke matrix data_path cycle overhead incremental shadow concurrent switch driver_path trace store" BUDGET_S=570 OUT=folder bash bench/gpu_session.sh
 #
 # It installs woodfrog from this checkout into a virtual environment that sees the machine's own Python packages;
 # missing packages may be carried as wheels in .carry/wheels, CRIU's prefix and an S3 server in .carry/tools.tar.xz
@@ -256,6 +256,17 @@ for name in $stages; do
         shadow) bench shadow 400 60 ;;
         concurrent) bench concurrent_drain 560 80 ;;
         switch) bench switch 300 60 ;;
+        driver_path) bench driver_path 330 80 ;;
+        trace)
+            # What the driver does to a process of ours that is none of woodfrog's, and to PyTorch, as pages.
+            stage trace 150 env python="$python" work="$work" bash -c '
+                traced() { "$python" -m woodfrog trace --json --html "$OUT/$1.html" "${@:2}" > "$OUT/$1.json"; }
+                traced trace_state --after 8s -- "${WOODFROG_BENCH_BINARIES:-build/bench}/fill_state" --state-gib "${TRACE_GIB:-16}" --log "$work/trace.jsonl"
+                traced trace_helped --help-driver --after 8s -- "${WOODFROG_BENCH_BINARIES:-build/bench}/fill_state" --state-gib "${TRACE_GIB:-16}" --log "$work/trace.jsonl"
+                [[ ${QUICK:-0} == 1 ]] ||
+                    traced trace_torch --after 15s -- "$python" bench/targets/train_gpt2.py --steps 1000000 --state-gib 0.5 --log "$work/trace.jsonl"
+                '
+            ;;
         store) bench store 280 60 --disk "${STORE_DISK:-$repository/build/bench-disk}" ;;
         *) say "there is no stage $name" ;;
     esac

@@ -51,6 +51,8 @@ class CheckpointResult(_Jsonable):
     new_chunks: int = 0
     parent: str = ""  # the image of this target before this one
     control_memory_bytes: int = 0  # of memory that was ready before the driver asked for it
+    # Of a target that woodfrog did not start: how its driver's checkpoint was helped from outside (driver/entering.py).
+    visit: dict[str, Any] = field(default_factory=dict)
     ring: bool = False  # the host arena could not hold what is new: it went to the store while the target waited
     phases: dict[str, float] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
@@ -82,6 +84,8 @@ class SuspendResult(_Jsonable):
     level: str = ""  # warm: its context stays on the GPU; cold
     bytes: int = 0
     stall_s: float = 0.0
+    # Of a target that woodfrog did not start: how its driver's checkpoint was helped from outside (driver/entering.py).
+    visit: dict[str, Any] = field(default_factory=dict)
     phases: dict[str, float] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 

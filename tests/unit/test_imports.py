@@ -20,7 +20,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("operations",),
     ("daemon",),
     ("launch",),
-    ("api", "doctor"),
+    ("api", "doctor", "trace"),
     ("store_api",),
     ("periodic",),
     ("self_checkpoint", "demo"),

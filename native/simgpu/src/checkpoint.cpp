@@ -24,7 +24,10 @@ namespace {
 std::atomic<CUprocessState> current_state{CU_PROCESS_STATE_RUNNING};
 // Whether memory of another process was mapped when the checkpoint was made: its contents are not ours to save.
 bool had_imported_memory = false;
-uint64_t *control_state = nullptr; // config().control_state_bytes of it while checkpointed
+// The real driver maps one piece of private memory, populated by the kernel, for all that it saves. Ours is for the
+// control state, and with it for the memory of the devices where the configuration says so.
+uint64_t *saved_state = nullptr;
+size_t saved_bytes = 0;
 
 std::string text_of(const CUuuid &uuid) {
     return {uuid.bytes, sizeof uuid.bytes};
@@ -62,31 +65,38 @@ uint64_t control_word(size_t index) {
     return 0x9e3779b97f4a7c15u * (index + 1);
 }
 
-// The real driver maps one piece of private memory, populated by the kernel, and fills it.
-bool save_control_state() {
-    const size_t size = config().control_state_bytes;
+// Room for the control state, and `memory_bytes` behind it.
+bool map_saved_state(size_t memory_bytes) {
+    const size_t size = config().control_state_bytes + memory_bytes;
     if (size == 0)
         return true;
     void *memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
     if (memory == MAP_FAILED)
         return false;
-    control_state = static_cast<uint64_t *>(memory);
-    for (size_t i = 0; i < size / sizeof(uint64_t); i++) {
-        if (control_state[i] != 0)
-            std::abort(); // the kernel's memory is clear
-        control_state[i] = control_word(i);
-    }
+    saved_state = static_cast<uint64_t *>(memory);
+    saved_bytes = size;
     return true;
+}
+
+void save_control_state() {
+    for (size_t i = 0; i < config().control_state_bytes / sizeof(uint64_t); i++) {
+        if (saved_state[i] != 0)
+            std::abort(); // the kernel's memory is clear
+        saved_state[i] = control_word(i);
+    }
+}
+
+void unmap_saved_state() {
+    if (saved_state != nullptr)
+        munmap(saved_state, saved_bytes);
+    saved_state = nullptr;
 }
 
 bool load_control_state() {
     bool whole = true;
-    const size_t size = config().control_state_bytes;
-    for (size_t i = 0; i < size / sizeof(uint64_t); i++)
-        whole &= control_state[i] == control_word(i);
-    if (size != 0)
-        munmap(control_state, size);
-    control_state = nullptr;
+    for (size_t i = 0; i < config().control_state_bytes / sizeof(uint64_t); i++)
+        whole &= saved_state[i] == control_word(i);
+    unmap_saved_state();
     return whole;
 }
 
@@ -128,11 +138,24 @@ CUresult checkpoint_save() {
     auto memories = Physical::all();
     for (const auto &physical : memories)
         had_imported_memory |= physical->imported();
+    size_t memory_bytes = 0;
+    for (const auto &physical : memories)
+        memory_bytes += config().one_mapping ? physical->size_bytes() : 0;
+    if (!map_saved_state(memory_bytes)) {
+        ptx::resume_workers();
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
     // All bytes are copied before anything is taken apart, so that a host without memory leaves the target as it was.
     bool detaching = false;
     try {
-        for (const auto &physical : memories)
-            physical->save();
+        char *room =
+            config().one_mapping ? reinterpret_cast<char *>(saved_state) + config().control_state_bytes : nullptr;
+        for (const auto &physical : memories) {
+            physical->save(room);
+            if (room != nullptr)
+                room += physical->size_bytes();
+        }
+        save_control_state();
         detaching = true;
         space.detach_all();
     } catch (const Error &error) {
@@ -140,15 +163,9 @@ CUresult checkpoint_save() {
             space.attach_all();
         for (const auto &physical : memories)
             physical->drop_saved();
+        unmap_saved_state();
         ptx::resume_workers();
         return error.code;
-    }
-    if (!save_control_state()) {
-        space.attach_all();
-        for (const auto &physical : memories)
-            physical->drop_saved();
-        ptx::resume_workers();
-        return CUDA_ERROR_OUT_OF_MEMORY;
     }
     for (const auto &physical : memories)
         physical->unload();

@@ -53,6 +53,8 @@ Config read_config() {
             complain("WOODFROG_SIMGPU_CONTROL_STATE", v);
         }
     }
+    if (const char *v = std::getenv("WOODFROG_SIMGPU_ONE_MAPPING"))
+        c.one_mapping = std::string_view(v) == "1";
     if (const char *v = std::getenv("WOODFROG_SIMGPU_DRIVER_VERSION")) {
         auto n = parse_integer(v);
         if (n && *n >= 12000) {

@@ -135,7 +135,7 @@ std::shared_ptr<Physical> Physical::import(int fd) {
 
 Physical::~Physical() {
     OwnedFds::instance().remove_and_close(fd_);
-    if (saved_ != nullptr)
+    if (owns_saved_)
         munmap(saved_, size_bytes_);
 }
 
@@ -145,9 +145,9 @@ int Physical::duplicate_fd() const {
     return copy;
 }
 
-void Physical::save() {
+void Physical::save(void *room) {
     constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-    void *memory = mmap(nullptr, size_bytes_, PROT_READ | PROT_WRITE, kFlags, -1, 0);
+    void *memory = room != nullptr ? room : mmap(nullptr, size_bytes_, PROT_READ | PROT_WRITE, kFlags, -1, 0);
     require(memory != MAP_FAILED, CUDA_ERROR_OUT_OF_MEMORY);
     written_.clear();
     off_t end = static_cast<off_t>(size_bytes_);
@@ -161,13 +161,15 @@ void Physical::save() {
             if (count < 0 && errno == EINTR)
                 continue;
             if (count <= 0) {
-                munmap(memory, size_bytes_);
+                if (room == nullptr)
+                    munmap(memory, size_bytes_);
                 throw Error{CUDA_ERROR_OPERATING_SYSTEM};
             }
             start += count;
         }
     }
     saved_ = memory;
+    owns_saved_ = room == nullptr;
 }
 
 void Physical::load() {
@@ -193,9 +195,10 @@ void Physical::unload() {
 }
 
 void Physical::drop_saved() {
-    if (saved_ != nullptr)
+    if (owns_saved_)
         munmap(saved_, size_bytes_);
     saved_ = nullptr;
+    owns_saved_ = false;
 }
 
 std::vector<std::shared_ptr<Physical>> Physical::all() {

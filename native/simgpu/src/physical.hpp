@@ -37,8 +37,9 @@ class Physical {
     bool imported() const { return imported_; }
     const CUmemAllocationProp &properties() const { return properties_; }
 
-    // Copies the bytes to host memory. Throws CUDA_ERROR_OUT_OF_MEMORY when the host has none.
-    void save();
+    // Copies the bytes to host memory: `room`, which is clear and outlives them, or memory of its own. Throws
+    // CUDA_ERROR_OUT_OF_MEMORY when the host has none.
+    void save(void *room = nullptr);
     // Makes a new memfd of the saved bytes, on whatever `device()` now stands for. Throws CUDA_ERROR_OUT_OF_MEMORY
     // and stays without.
     void load();
@@ -59,6 +60,7 @@ class Physical {
     bool imported_ = false;
     CUmemAllocationProp properties_{};
     void *saved_ = nullptr;
+    bool owns_saved_ = false;
     // The parts of the saved bytes that were ever written, (offset, size): the rest is zero and stays unbacked.
     std::vector<std::pair<size_t, size_t>> written_;
 };

@@ -29,3 +29,8 @@ def keeper() -> Path:
 def simgpu_dir() -> Path:
     """The folder with the simulated `libcuda.so.1`, for LD_LIBRARY_PATH."""
     return directory() / "simgpu"
+
+
+def enter() -> Path:
+    """The program that stands beside a process while the driver checkpoints it (native/enter)."""
+    return directory() / "woodfrog-enter"

@@ -28,6 +28,7 @@ from woodfrog.cli import (
     run,
     suspend,
     switch,
+    trace,
     verify,
 )
 
@@ -77,6 +78,7 @@ app.command("push")(push.push)
 app.command("pull")(pull.pull)
 app.command("cp")(cp.cp)
 app.command("doctor")(doctor.doctor)
+app.command("trace")(trace.trace)
 app.command("demo")(demo.demo)
 app.command("bench")(bench.bench)
 app.add_typer(kernels.app, name="kernels")

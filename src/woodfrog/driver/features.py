@@ -1,7 +1,8 @@
 """What which driver can do about checkpoints: a table by driver branch, checked against the symbols that are there.
 
-The table is what NVIDIA documents for each branch; a driver newer than the table is judged by its symbols alone. Must
-never decide by a version what a symbol can tell.
+The table is what NVIDIA documents for each branch. What a symbol can tell is never decided by a version; what only the
+branch tells is taken for given in a driver newer than the table, and tried where the branch is not known. So nothing is
+refused because of a driver that this table does not know: the driver itself answers then.
 """
 
 from __future__ import annotations
@@ -9,6 +10,9 @@ from __future__ import annotations
 import ctypes
 from dataclasses import dataclass
 from functools import cache
+
+from woodfrog.driver import devices
+from woodfrog.errors import RefusedError, WoodfrogError
 
 MINIMUM_BRANCH = 570
 
@@ -50,7 +54,7 @@ def branch_of_cuda(version: tuple[int, int]) -> int | None:
 class Verdict:
     feature: Feature
     available: bool
-    how: str  # "symbol", "branch" or "unknown"
+    how: str  # "symbol", "branch", "newer" (than the table) or "unknown"
 
 
 def judge(branch: int | None, exported: frozenset[str]) -> list[Verdict]:
@@ -60,7 +64,8 @@ def judge(branch: int | None, exported: frozenset[str]) -> list[Verdict]:
         if feature.symbol:
             verdicts.append(Verdict(feature, feature.symbol in exported, "symbol"))
         elif branch is not None:
-            verdicts.append(Verdict(feature, branch >= feature.branch, "branch"))
+            how = "newer" if branch > NEWEST_BRANCH else "branch"
+            verdicts.append(Verdict(feature, branch >= feature.branch, how))
         else:
             verdicts.append(Verdict(feature, False, "unknown"))
     return verdicts
@@ -74,6 +79,49 @@ def exported_symbols() -> frozenset[str]:
     except OSError:
         return frozenset()
     return frozenset(feature.symbol for feature in TABLE if feature.symbol and hasattr(libcuda, feature.symbol))
+
+
+def newest_branch_of_cuda(version: tuple[int, int]) -> int | None:
+    """No driver that supports just this CUDA version is of this branch or a newer one; None when there may be."""
+    return min((branch for cuda, branch in _BRANCH_OF_CUDA if cuda > version), default=None)
+
+
+@cache
+def _below() -> int | None:
+    """This machine's driver is of an older branch than this one; None when that cannot be said of any branch.
+
+    NVML tells the driver's release; where there is none (a container, the simulated GPU), its CUDA version limits it.
+    """
+    if release := devices.driver_branch():
+        return release[0] + 1
+    try:
+        return newest_branch_of_cuda(devices.cuda_version())
+    except WoodfrogError:  # no driver: whoever calls it says so
+        return None
+
+
+def lacks(name: str) -> Feature | None:
+    """The feature, if it is known that this machine's driver does not have it; None if it has, or if that is open."""
+    feature = next(one for one in TABLE if one.name == name)
+    if feature.symbol:
+        return None if feature.symbol in exported_symbols() else feature
+    below = _below()
+    return feature if below is not None and below <= feature.branch else None
+
+
+def require(name: str, what: str) -> None:
+    """RefusedError when this machine's driver is known not to have a feature that `what` needs."""
+    if (feature := lacks(name)) is not None:
+        raise RefusedError(
+            f"{what} needs driver {feature.branch} or newer, which this machine has not ({feature.description})",
+            advice=f"install driver {feature.branch} or newer; `woodfrog doctor` says what this one can do",
+        )
+
+
+def lacking(*names: str) -> list[str]:
+    """Of these features, those that this machine's driver is known to lack, as phrases for people."""
+    found = [lacks(name) for name in names]
+    return [f"{one.description} (driver {one.branch})" for one in found if one is not None]
 
 
 def has(name: str, branch: int | None = None) -> bool:

@@ -16,7 +16,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-from woodfrog.driver import library
+from woodfrog.driver import features, library
 from woodfrog.driver.library import DriverError
 from woodfrog.errors import (
     NoSpaceError,
@@ -173,6 +173,8 @@ class DriverProcess:
             advice += (
                 " The target uses something that the driver cannot save (managed memory, IPC, MPS, MIG, multicast)."
             )
+            if newer := features.lacking("gpu_remap", "legacy_ipc"):
+                advice += f" Newer drivers can do more: {'; '.join(newer)}."
         return DriverError(
             f"The driver's {step} failed: {error.result or error.reason}; the process is {state.name.lower()}.",
             result=error.result,

@@ -480,6 +480,7 @@ class Checkpoint(FreezingOperation):
             "new_chunks": increment.new_chunk_count if increment else 0,
             "ring": increment.streamed if increment else False,
             "control_memory_bytes": self._target.control_memory_taken,
+            "visit": self._target.visit.to_dict(),
         }
 
     def _stall_parts(self) -> dict[str, float]:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 
+from woodfrog.driver.entering import Visit, entered
 from woodfrog.driver.process import DriverProcess, GpuPair, ProcessState
 from woodfrog.errors import TargetLostError, TargetState, TimeoutExceededError, WoodfrogError
 from woodfrog.faults import fault_point
@@ -53,6 +54,7 @@ class FrozenTarget:
         self.resumed_at: float = 0.0
         self.paused_s: float = 0.0  # before that
         self.driver_s: float = 0.0  # in the driver's own calls
+        self.visit = Visit()  # of a target that has no interposer, see driver/entering.py
 
     @cached_property
     def driver(self) -> DriverProcess:
@@ -145,7 +147,12 @@ class FrozenTarget:
         with self._in_driver():
             if self.notes.managed:
                 self.driver.lock(LOCK_TIMEOUT_S)
-            self.driver.checkpoint()
+                self.driver.checkpoint()
+                return
+            # Nothing of ours is in there: what can be done for it is done from outside.
+            with entered(self.notes.pid) as visitor:
+                self.driver.checkpoint()
+            self.visit = visitor.visit
 
     # ── the way back ────────────────────────────────────────────────────────────────────────────────────────────
 

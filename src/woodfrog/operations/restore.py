@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from woodfrog.cpu import criu as criu_module
 from woodfrog.cpu import images as criu_images
 from woodfrog.cpu.options import RESTORE_LOG
+from woodfrog.driver import features
 from woodfrog.errors import BadImageError, RefusedError, TargetState, WoodfrogError
 from woodfrog.image import compatibility
 from woodfrog.image.image import Image
@@ -158,6 +159,8 @@ class Restore(OnOneTarget):
         )
         log.info("plan of the restore: %s", self._plan.to_dict())
         self._notes = self._make_notes(manifest, pairs)
+        if self._notes.gpu_pairs:
+            features.require("gpu_remap", "restoring onto other GPUs than the image's")
         self._data = GpuData(context.devices, self._notes.handles, self._notes.devices)
         self._require_room(manifest)
 

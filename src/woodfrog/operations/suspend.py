@@ -221,6 +221,7 @@ class Suspend(FreezingOperation):
             "phases": dict(self.runner.times),
             "stall_s": self._target.stall_s,
             "bytes": self._gpu_bytes,
+            "visit": self._target.visit.to_dict(),
         }
 
 

@@ -289,3 +289,31 @@ def test_without_nvml_the_branch_follows_from_the_cuda_version(version: tuple[in
 def test_a_feature_that_does_not_exist_is_a_mistake() -> None:
     with pytest.raises(KeyError):
         features.has("nonsense")
+
+
+@pytest.mark.parametrize(
+    ("release", "cuda", "lacking"),
+    [
+        ((575, 51), (12, 9), {"gpu_remap", "legacy_ipc"}),
+        ((580, 159), (13, 0), {"legacy_ipc"}),
+        ((612, 1), (13, 3), set()),
+        ((700, 1), (14, 0), set()),  # newer than the table: the driver is asked
+        (None, (12, 9), {"gpu_remap", "legacy_ipc"}),
+        (None, (13, 0), set()),  # of a branch from 580 on: that is open, so it is tried
+    ],
+)
+def test_only_what_a_driver_is_known_to_lack_is_refused(
+    monkeypatch: pytest.MonkeyPatch, release: tuple[int, ...] | None, cuda: tuple[int, int], lacking: set[str]
+) -> None:
+    monkeypatch.setattr(features.devices, "driver_branch", lambda: release)
+    monkeypatch.setattr(features.devices, "cuda_version", lambda: cuda)
+    features._below.cache_clear()
+    try:
+        assert {name for name in ("gpu_remap", "legacy_ipc") if features.lacks(name)} == lacking
+        if "gpu_remap" in lacking:
+            with pytest.raises(RefusedError, match="driver 580 or newer"):
+                features.require("gpu_remap", "this")
+        else:
+            features.require("gpu_remap", "this")
+    finally:
+        features._below.cache_clear()

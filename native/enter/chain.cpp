@@ -1,0 +1,170 @@
+// See chain.hpp.
+#include "chain.hpp"
+
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
+#include <string_view>
+#include <vector>
+
+#include <sys/ptrace.h>
+#include <sys/syscall.h>
+
+#include "remote.hpp"
+#include "report.hpp"
+
+namespace woodfrog::enter {
+
+#if defined(__x86_64__)
+
+namespace {
+
+using std::string_view_literals::operator""sv;
+
+constexpr std::string_view signal_return_code = "\x48\xc7\xc0\x0f\x00\x00\x00\x0f\x05"sv; // mov $15,%rax; syscall
+constexpr std::string_view bare_call = "\x0f\x05\xc3"sv;                                  // syscall; ret
+// glibc's syscall(): syscall; cmp $-4095,%rax; jae over the ret, to where errno is set; ret. Both ways keep the stack.
+constexpr std::string_view libc_call = "\x0f\x05\x48\x3d\x01\xf0\xff\xff\x73\x01\xc3"sv;
+
+// Of the mappings that are looked at: a C library's code is 1.5 MB, and a large program's need not be read.
+constexpr std::size_t most_code_bytes = std::size_t{8} << 20;
+
+// struct rt_sigframe and what it is made of, of the kernel (arch/x86/include/asm/sigframe.h, uapi/asm/sigcontext.h).
+struct SignalContext {
+    std::uint64_t r8, r9, r10, r11, r12, r13, r14, r15, rdi, rsi, rbp, rbx, rdx, rax, rcx, rsp, rip, rflags;
+    std::uint16_t cs, gs, fs, ss;
+    std::uint64_t error, trap, old_mask, fault_address, floats, reserved[8];
+};
+struct Frame {
+    std::uint64_t return_address;
+    std::uint64_t flags, link;
+    std::uint64_t stack_pointer;
+    std::uint32_t stack_flags, stack_padding;
+    std::uint64_t stack_size;
+    SignalContext context;
+    std::uint64_t signal_mask;
+};
+static_assert(sizeof(SignalContext) == 256 && sizeof(Frame) == 8 + 40 + 256 + 8);
+static_assert(sizeof(user_fpregs_struct) == 512);
+
+constexpr std::uint64_t with_stack_segment = 0x6; // UC_SIGCONTEXT_SS | UC_STRICT_RESTORE_SS
+// No valid flags of a signal stack: the kernel leaves the thread's as it is (restore_altstack takes only EFAULT amiss).
+constexpr std::uint32_t keep_signal_stack = 0x7fffffff;
+constexpr std::size_t red_zone_bytes = 128; // below the stack pointer code may keep data (x86-64 ABI)
+constexpr std::size_t behind_magic =
+    464; // of the FXSAVE area: without a magic number there the rest is taken as initial
+
+Frame frame_of(const Context &context, const Chain &chain, std::uintptr_t floats) {
+    const user_regs_struct &from = context.registers;
+    Frame frame{};
+    frame.return_address = chain.signal_return;
+    frame.flags = with_stack_segment;
+    frame.stack_flags = keep_signal_stack;
+    SignalContext &to = frame.context;
+    to.r8 = from.r8, to.r9 = from.r9, to.r10 = from.r10, to.r11 = from.r11;
+    to.r12 = from.r12, to.r13 = from.r13, to.r14 = from.r14, to.r15 = from.r15;
+    to.rdi = from.rdi, to.rsi = from.rsi, to.rbp = from.rbp, to.rbx = from.rbx;
+    to.rdx = from.rdx, to.rax = from.rax, to.rcx = from.rcx, to.rsp = from.rsp;
+    to.rip = from.rip, to.rflags = from.eflags;
+    to.cs = static_cast<std::uint16_t>(from.cs);
+    to.ss = static_cast<std::uint16_t>(from.ss);
+    to.floats = floats;
+    frame.signal_mask = context.signal_mask;
+    return frame;
+}
+
+} // namespace
+
+std::optional<Chain> Chain::find(pid_t pid, std::string &why_not) {
+    // With a shadow stack a return to a place that nobody called from is an error.
+    if (status_field(pid, "x86_Thread_features").find("shstk") != std::string::npos) {
+        why_not = "the process has a shadow stack";
+        return std::nullopt;
+    }
+    if (status_field(pid, "Seccomp") == "1") {
+        why_not = "the process is in seccomp's strict mode";
+        return std::nullopt;
+    }
+    auto code = mappings(pid);
+    std::erase_if(code, [](const Mapping &one) {
+        return !one.executable || one.path.empty() || one.path[0] != '/' || one.end - one.begin > most_code_bytes;
+    });
+    std::stable_partition(code.begin(), code.end(), [](const Mapping &one) {
+        const std::string name = one.path.substr(one.path.rfind('/') + 1);
+        return name.starts_with("libc.") || name.starts_with("libc-") || name.starts_with("ld-musl");
+    });
+    Chain chain;
+    std::vector<char> bytes;
+    for (const Mapping &mapping : code) {
+        bytes.resize(mapping.end - mapping.begin);
+        if (!read_memory(pid, mapping.begin, bytes.data(), bytes.size()))
+            continue;
+        const std::string_view text(bytes.data(), bytes.size());
+        if (const std::size_t at = text.find(signal_return_code); chain.signal_return == 0 && at != text.npos)
+            chain.signal_return = mapping.begin + at;
+        for (const std::string_view wanted : {libc_call, bare_call}) {
+            if (const std::size_t at = text.find(wanted); chain.call_and_return == 0 && at != text.npos)
+                chain.call_and_return = mapping.begin + at;
+        }
+        if (chain.signal_return != 0 && chain.call_and_return != 0)
+            return chain;
+    }
+    why_not = "its C library's code is not one that woodfrog knows, or cannot be read";
+    return std::nullopt;
+}
+
+bool read_context(pid_t tid, Context &context) {
+    return ptrace(PTRACE_GETREGS, tid, nullptr, &context.registers) == 0 &&
+           ptrace(PTRACE_GETFPREGS, tid, nullptr, &context.floats) == 0 &&
+           ptrace(PTRACE_GETSIGMASK, tid, reinterpret_cast<void *>(sizeof context.signal_mask), &context.signal_mask) ==
+               0;
+}
+
+bool begin_call(pid_t pid, pid_t tid, const Chain &chain, const Context &context, long number,
+                const std::uint64_t (&arguments)[3]) {
+    user_fpregs_struct floats = context.floats;
+    std::memset(reinterpret_cast<char *>(&floats) + behind_magic, 0, sizeof floats - behind_magic);
+    const std::uintptr_t floats_at = (context.registers.rsp - red_zone_bytes - sizeof floats) & ~std::uintptr_t{63};
+    const std::uintptr_t frame_at = (floats_at - sizeof(Frame)) & ~std::uintptr_t{15};
+    const Frame frame = frame_of(context, chain, floats_at);
+    if (!write_memory(pid, floats_at, &floats, sizeof floats) || !write_memory(pid, frame_at, &frame, sizeof frame))
+        return false;
+    fault_point("frame_written");
+    user_regs_struct registers = context.registers;
+    registers.rip = chain.call_and_return;
+    registers.rsp = frame_at;
+    registers.rax = static_cast<std::uint64_t>(number);
+    registers.orig_rax = ~0ull; // this is no system call that could be restarted
+    registers.rdi = arguments[0];
+    registers.rsi = arguments[1];
+    registers.rdx = arguments[2];
+    if (ptrace(PTRACE_SETREGS, tid, nullptr, &registers) != 0)
+        return false;
+    fault_point("call_set");
+    // Only now: whoever lets the thread go from here on, the frame brings its mask back.
+    std::uint64_t all = ~0ull;
+    ptrace(PTRACE_SETSIGMASK, tid, reinterpret_cast<void *>(sizeof all), &all);
+    fault_point("signals_held");
+    return true;
+}
+
+bool finish_call(pid_t tid, const Context &context) {
+    std::uint64_t mask = context.signal_mask;
+    fault_point("call_made");
+    ptrace(PTRACE_SETSIGMASK, tid, reinterpret_cast<void *>(sizeof mask), &mask);
+    fault_point("signals_back");
+    user_regs_struct registers = context.registers;
+    registers.orig_rax = ~0ull;
+    return ptrace(PTRACE_SETREGS, tid, nullptr, &registers) == 0;
+}
+
+#else
+
+std::optional<Chain> Chain::find(pid_t, std::string &why_not) {
+    why_not = "woodfrog enters processes on x86-64 only";
+    return std::nullopt;
+}
+
+#endif
+
+} // namespace woodfrog::enter

@@ -1,0 +1,53 @@
+// One system call in another process's thread, made so that the thread finds its way back by itself.
+//
+// The thread stands behind a system call of its own. Its registers are set to run ours with the thread's stack prepared
+// below what it uses: the call returns into the C library's signal return, and the frame there holds every register as
+// the thread had it. Usually we stop the thread right behind the call and set its registers ourselves. If we are killed
+// anywhere in between, the kernel lets the thread go, and it runs that chain to its end: call, signal return, its own
+// code. So nothing that we do to it can be half done. x86-64 only; elsewhere `Chain::find` says so.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <sys/types.h>
+
+#if defined(__x86_64__)
+#include <sys/user.h>
+#endif
+
+namespace woodfrog::enter {
+
+// Where in a process the two pieces of code are that a chain needs. They are the C library's own.
+struct Chain {
+    std::uintptr_t call_and_return = 0; // `syscall`, and a `ret` behind it that is reached with the stack as it was
+    std::uintptr_t signal_return = 0;   // `mov $15, %rax; syscall`
+
+    // Nothing when the process has no such code; `why_not` is then the reason, as a sentence for people.
+    static std::optional<Chain> find(pid_t pid, std::string &why_not);
+};
+
+#if defined(__x86_64__)
+
+// The thread as it is to be afterwards.
+struct Context {
+    user_regs_struct registers{};
+    user_fpregs_struct floats{};
+    std::uint64_t signal_mask = 0;
+};
+
+// Of a thread in a ptrace stop of ours; false when the kernel does not tell.
+bool read_context(pid_t tid, Context &context);
+
+// Writes the frame that restores `context` below the thread's stack and sets the registers so that the thread makes
+// the system call `number` and comes back to `context`, with every signal but SIGKILL and SIGSTOP kept from it
+// meanwhile. False when nothing was changed.
+bool begin_call(pid_t pid, pid_t tid, const Chain &chain, const Context &context, long number,
+                const std::uint64_t (&arguments)[3]);
+
+// Sets the thread to `context` by hand: it stands behind the system call of `begin_call`.
+bool finish_call(pid_t tid, const Context &context);
+
+#endif
+
+} // namespace woodfrog::enter

@@ -1,0 +1,41 @@
+// The memory and the tables of another process, by /proc and process_vm_*. Nothing here stops or changes it but
+// `write_memory`.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <sys/types.h>
+#include <vector>
+
+namespace woodfrog::enter {
+
+// Bytes of the process's memory; false when any of them cannot be read or written.
+bool read_memory(pid_t pid, std::uintptr_t address, void *into, std::size_t size);
+bool write_memory(pid_t pid, std::uintptr_t address, const void *from, std::size_t size);
+
+struct Mapping {
+    std::uintptr_t begin = 0, end = 0;
+    bool executable = false;
+    std::string path;
+};
+
+std::vector<Mapping> mappings(pid_t pid);
+
+// How much of [begin, end) is in memory, and in huge pages, as far as whole mappings of the process lie in it. In
+// bytes.
+struct Resident {
+    std::uint64_t bytes = 0, huge_bytes = 0;
+};
+Resident resident(pid_t pid, std::uintptr_t begin, std::uintptr_t end);
+
+// A field of /proc/PID/status without white space around it; empty when it is not there.
+std::string status_field(pid_t pid, const char *name);
+
+// What a descriptor of the process is open on, e.g. "/dev/nvidiactl"; empty when that cannot be read.
+std::string descriptor_path(pid_t pid, std::uint64_t fd);
+
+// The numbers of the process's threads.
+std::vector<pid_t> threads(pid_t pid);
+
+} // namespace woodfrog::enter

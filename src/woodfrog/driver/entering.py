@@ -1,0 +1,223 @@
+"""Standing beside a process that we did not start while its driver checkpoints it: huge pages, filled from outside.
+
+The driver saves everything into one mapping that the kernel populates page by page, on one thread. woodfrog-enter
+(native/enter) sees that system call from outside, takes the populating out, asks for huge pages, and has several
+threads put them in place while the driver goes on. It saves time only: whatever stands in the way, the driver does
+everything by itself, and `Visit.reason` says why. Must never raise, nor leave a thread stopped or traced.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from woodfrog._native import paths
+from woodfrog.driver.process import DriverProcess
+from woodfrog.errors import WoodfrogError
+
+log = logging.getLogger(__name__)
+
+SWITCH = "WOODFROG_ENTER"  # 0: leave every process alone
+LEAST_BYTES = 64 << 20  # of a mapping that is taken for the driver's; 333 MiB was the least that was seen (driver 580)
+MOST_THREADS = 16  # that populate
+ATTACH_TIMEOUT_S = 2.0  # threads stop within a millisecond, unless they are in uninterruptible sleep; the target waits
+END_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Populated:
+    """One mapping of the driver's; `resident_bytes` and `huge_bytes` are what the kernel told afterwards."""
+
+    address: int
+    size_bytes: int
+    huge: bool  # the kernel took the advice
+    resident_bytes: int = 0
+    huge_bytes: int = 0
+    took_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Visit:
+    """What became of it. `reason`: why nothing, or not everything, was done; empty when all went well."""
+
+    threads: int = 0  # that were traced
+    mappings: list[Populated] = field(default_factory=list)
+    stops: int = 0  # of these threads, each some microseconds
+    stopped_s: float = 0.0
+    reason: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For results and for JSON."""
+        return asdict(self)
+
+
+class Entered:
+    """A context manager around the driver's checkpoint of process `pid`; `visit` is there when it is left.
+
+    `threads`: those to look at, as this process numbers them; none: all. `populate_threads` 0: only look.
+    `record`: keep every system call in `events`.
+    """
+
+    def __init__(
+        self,
+        pid: int,
+        threads: Sequence[int] = (),
+        *,
+        populate_threads: int | None = None,
+        wait: bool = False,
+        record: bool = False,
+        least_bytes: int = LEAST_BYTES,
+    ) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.visit = Visit()
+        if populate_threads is None:
+            populate_threads = min(MOST_THREADS, len(os.sched_getaffinity(0)))
+        self._command = [str(paths.enter()), "--populate", str(populate_threads), "--least", str(least_bytes)]
+        self._command += ["--wait"] * wait + ["--record"] * record
+        self._command += [str(number) for number in (pid, *threads)]
+        self._enters = populate_threads > 0
+        self._pid = pid
+        self._process: subprocess.Popen[str] | None = None
+        self._reader: threading.Thread | None = None
+        self._told = threading.Event()  # attached, refused, or gone
+
+    def __enter__(self) -> Entered:
+        if os.environ.get(SWITCH) == "0":
+            self.visit = Visit(reason=f"{SWITCH} is 0")
+            return self
+        try:
+            # Its own session: signals of a terminal reach it by the end of its input alone.
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+            )
+        except OSError as failure:
+            self.visit = Visit(reason=f"woodfrog-enter cannot be started: {failure}")
+            return self
+        self._reader = threading.Thread(target=self._read, name=f"enter-{self._pid}", daemon=True)
+        self._reader.start()
+        self._told.wait(ATTACH_TIMEOUT_S)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        process = self._process
+        if process is None:
+            return
+        assert process.stdin is not None
+        assert self._reader is not None
+        process.stdin.close()
+        self._reader.join(END_TIMEOUT_S)
+        late = self._reader.is_alive()
+        if late:
+            process.kill()  # the kernel lets go of what it traced, and no thread is half way through anything
+            self._reader.join()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+        self.visit = self._summed_up(late)
+        if self.visit.reason:
+            log.info("process %d was checkpointed the driver's own way: %s", self._pid, self.visit.reason)
+
+    def named(self, event: str) -> list[dict[str, Any]]:
+        """The events of one name."""
+        return [one for one in self.events if one["event"] == event]
+
+    def _read(self) -> None:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            try:
+                event = json.loads(line)
+            except ValueError:
+                log.warning("woodfrog-enter said %r", line[:200])
+                continue
+            self.events.append(event)
+            if event["event"] in ("attached", "refused"):
+                self._told.set()
+        self._told.set()
+
+    def _summed_up(self, late: bool) -> Visit:
+        filled = {one["address"]: one for one in self.named("populated")}
+        mappings = [
+            Populated(
+                address=one["address"],
+                size_bytes=one["bytes"],
+                huge=one["advised"] == 0,
+                **{name: filled.get(one["address"], {}).get(name, 0) for name in ("resident_bytes", "huge_bytes")},
+                took_s=filled.get(one["address"], {}).get("took_s", 0.0),
+            )
+            for one in self.named("mapping")
+        ]
+        attached = self.named("attached")
+        detached = self.named("detached")
+        return Visit(
+            threads=len(attached[0]["threads"]) if attached else 0,
+            mappings=mappings,
+            stops=detached[0]["stops"] if detached else 0,
+            stopped_s=detached[0]["stopped_s"] if detached else 0.0,
+            reason=self._reason(attached, mappings, late),
+        )
+
+    def _reason(self, attached: list[dict[str, Any]], mappings: list[Populated], late: bool) -> str:
+        if late:
+            return "woodfrog-enter did not end by itself"
+        if refused := self.named("refused"):
+            return str(refused[0]["reason"])
+        if not attached:
+            return "its threads could not be stopped"
+        if reason := attached[0].get("reason"):
+            return str(reason)
+        if self.named("gone"):
+            return "it ended meanwhile"
+        if self._enters and not mappings:
+            return "no large mapping was seen in the driver's threads"
+        if any(not one.huge for one in mappings):
+            return "the kernel gives it no huge pages"
+        return ""
+
+
+def driver_threads(pid: int) -> list[int]:
+    """The threads that do the driver's checkpoint: the one it names, and its others; empty when it names none.
+
+    The driver calls its threads cuda…; it may name the thread in the number of the process's own PID namespace.
+    """
+    try:
+        named = DriverProcess(pid).restore_thread_id()
+    except WoodfrogError as failure:
+        log.info("the driver does not name its thread of process %d: %s", pid, failure)
+        return []
+    tasks = {int(entry.name): _status(entry / "status") for entry in _entries(Path(f"/proc/{pid}/task"))}
+    inner = [tid for tid, status in tasks.items() if status.get("NSpid", "").split()[-1:] == [str(named)]]
+    found = [named] if named in tasks else inner
+    return found + [
+        tid for tid, status in tasks.items() if status.get("Name", "").startswith("cuda") and tid not in found
+    ] * bool(found)
+
+
+def entered(pid: int, **options: Any) -> Entered:
+    """`Entered` for the driver's threads of a process; all its threads where the driver names none."""
+    return Entered(pid, driver_threads(pid), **options)
+
+
+def _entries(folder: Path) -> Iterable[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _status(path: Path) -> Mapping[str, str]:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return {}
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}

@@ -1,0 +1,166 @@
+"""woodfrog-enter beside a process that is not ours: faster where it can be, and never anything left behind in it."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from mapper import Mapper
+
+from woodfrog._native import paths
+from woodfrog.driver.entering import Entered
+
+MIB = 1 << 20
+X86 = platform.machine() == "x86_64"
+# In the order in which they are come to (native/enter): flags of the mapping changed, frame on the stack, registers set
+# for the call, signals held back, inside the call, behind it, signals back, registers back.
+FAULTS = [
+    "flags_set",
+    "frame_written",
+    "call_set",
+    "signals_held",
+    "call_entered",
+    "call_made",
+    "signals_back",
+    "registers_back",
+]
+
+
+def huge_pages_are_given() -> bool:
+    return "[never]" not in Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_a_populated_mapping_gets_huge_pages_and_is_filled_from_outside(
+    mapper: Callable[..., Mapper], wait: bool
+) -> None:
+    target = mapper(160)
+    with Entered(target.pid, [target.thread], populate_threads=2, wait=wait) as visitor:
+        target.check()
+        target.check()
+    visit = visitor.visit
+    if not X86:
+        assert "x86-64" in visit.reason
+        return
+    assert [one.size_bytes for one in visit.mappings] == [160 * MIB] * 2
+    assert visit.reason == ""
+    assert visit.threads == 1
+    if wait:  # else the round may be over, and the memory unmapped, when it is looked at
+        assert all(one.resident_bytes >= 160 * MIB for one in visit.mappings)
+        assert all(one.huge_bytes >= 156 * MIB for one in visit.mappings) or not huge_pages_are_given()
+    target.check_free()
+
+
+def test_small_mappings_are_left_alone_and_that_is_said(mapper: Callable[..., Mapper]) -> None:
+    target = mapper(16)
+    with Entered(target.pid, [target.thread], populate_threads=2) as visitor:
+        target.check()
+    assert visitor.visit.mappings == []
+    assert "no large mapping" in visitor.visit.reason or not X86
+    target.check_free()
+
+
+@pytest.mark.skipif(not X86, reason="nothing is entered here, so there is nothing to be killed in")
+@pytest.mark.parametrize("point", FAULTS)
+def test_a_visitor_killed_anywhere_leaves_the_thread_on_its_way(
+    mapper: Callable[..., Mapper], monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    monkeypatch.setenv("WOODFROG_ENTER_FAULT", point)
+    target = mapper(80)
+    with Entered(target.pid, [target.thread], populate_threads=1) as visitor:
+        target.check()
+        assert visitor._process is not None
+        assert visitor._process.wait(10) == -signal.SIGKILL, "the point was not come to"
+    target.check_free()
+
+
+def test_a_target_that_is_killed_in_the_middle_is_told(mapper: Callable[..., Mapper]) -> None:
+    target = mapper(1536)
+    with Entered(target.pid, [target.thread], populate_threads=1, wait=True) as visitor:
+        target.begin()
+        deadline = time.monotonic() + 20
+        while X86 and not visitor.named("mapping") and time.monotonic() < deadline:
+            os.sched_yield()
+        target.process.kill()
+        target.process.wait(20)
+    assert "ended meanwhile" in visitor.visit.reason or not X86
+
+
+def test_a_process_that_somebody_else_traces_is_left_alone(mapper: Callable[..., Mapper]) -> None:
+    target = mapper(80)
+    with (
+        Entered(target.pid, [target.thread], populate_threads=0, record=True) as first,
+        Entered(target.pid, [target.thread], populate_threads=1) as second,
+    ):
+        target.check()
+    assert "traces it already" in second.visit.reason
+    assert second.visit.mappings == []
+    assert any(one["event"] == "call" for one in first.events)
+    target.check_free()
+
+
+def test_without_permission_nothing_is_done_and_that_is_said(mapper: Callable[..., Mapper]) -> None:
+    if os.getuid() != 0:
+        pytest.skip("needs root to become somebody else")
+    target = mapper(80)
+    # By its descriptor: a checkout may be below a folder that others may not enter.
+    program = os.open(paths.enter(), os.O_RDONLY)
+    try:
+        done = subprocess.run(
+            [f"/proc/self/fd/{program}", "--populate", "1", str(target.pid), str(target.thread)],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, timeout=60, check=False,
+            user=65534, group=65534, extra_groups=[], pass_fds=[program],
+        )  # fmt: skip
+    finally:
+        os.close(program)
+    (told,) = [json.loads(line) for line in done.stdout.splitlines()]
+    assert (done.returncode, told["event"], told["errno"]) == (1, "refused", errno.EPERM)
+    target.check_free()
+
+
+def test_when_the_daemon_is_killed_the_process_is_let_go_in_good_order(mapper: Callable[..., Mapper]) -> None:
+    target = mapper(80)
+    script = (
+        "import os, signal, sys; from woodfrog.driver.entering import Entered;"
+        "v = Entered(int(sys.argv[1]), populate_threads=1); v.__enter__();"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(target.pid)], timeout=60, check=False)
+    assert done.returncode == -signal.SIGKILL
+    deadline = time.monotonic() + 20
+    while any(tracer != "0" for _, tracer in target.states().values()):
+        assert time.monotonic() < deadline, "it is still traced"
+        os.sched_yield()
+    target.check_free()
+
+
+def test_two_processes_side_by_side(mapper: Callable[..., Mapper]) -> None:
+    targets = [mapper(96), mapper(96)]
+    with (
+        Entered(targets[0].pid, populate_threads=1) as one,
+        Entered(targets[1].pid, populate_threads=1) as other,
+    ):
+        for target in targets:
+            target.begin()
+        assert [target.line() for target in targets] == ["right", "right"]
+    assert [len(visitor.visit.mappings) for visitor in (one, other)] == [1, 1] or not X86
+    for target in targets:
+        target.check_free()
+
+
+def test_it_can_be_turned_off(mapper: Callable[..., Mapper], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WOODFROG_ENTER", "0")
+    target = mapper(80)
+    with Entered(target.pid) as visitor:
+        assert target.states()[target.pid][1] == "0"
+        target.check()
+    assert "WOODFROG_ENTER" in visitor.visit.reason

@@ -1,0 +1,51 @@
+"""A process whose thread maps as a driver does at a checkpoint, on demand (tests/sim/enter/mapper.cpp)."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+
+class Mapper:
+    """tests/sim/enter/mapper.cpp as a process; see there."""
+
+    def __init__(self, program: Path, mebibytes: int, **options: Any) -> None:
+        self.process = subprocess.Popen(
+            [str(program), str(mebibytes)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options
+        )
+        words = self.line().split()
+        assert words[0] == "ready", words
+        self.pid, self.thread = int(words[1]), int(words[2])
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def begin(self) -> None:
+        """Has it map, fill and check; `line` tells of the end."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("m")
+        self.process.stdin.flush()
+
+    def check(self) -> None:
+        """A whole round, which must be right: the memory clear and then as written, registers and signals kept."""
+        self.begin()
+        assert self.line() == "right"
+
+    def states(self) -> dict[int, tuple[str, str]]:
+        """Of each thread: its state, and the process that traces it."""
+        found = {}
+        for status in Path(f"/proc/{self.pid}/task").glob("*/status"):
+            fields = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
+            found[int(status.parent.name)] = (fields["State"].split()[0], fields["TracerPid"].strip())
+        return found
+
+    def check_free(self) -> None:
+        """Nobody traces it, nothing stopped it, and a round is right."""
+        assert all(state not in "Tt" and tracer == "0" for state, tracer in self.states().values()), self.states()
+        self.check()
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait(30)
