@@ -228,6 +228,11 @@ class Agent {
                 return connection_.send(Type::mapping_batch, sequence, Status::ok, last ? WF_FLAG_LAST : 0, nullptr, 0,
                                         mappings.data(), sizeof(wire::Mapping), static_cast<uint32_t>(mappings.size()),
                                         nullptr);
+            },
+            [&](const std::vector<wire::Shared> &shared, bool last) {
+                return connection_.send(Type::shared_batch, sequence, Status::ok, last ? WF_FLAG_LAST : 0, nullptr, 0,
+                                        shared.data(), sizeof(wire::Shared), static_cast<uint32_t>(shared.size()),
+                                        nullptr);
             });
         if (outcome.ok())
             state_ = State::exported;
@@ -338,7 +343,7 @@ class Agent {
                 char text[96];
                 snprintf(text, sizeof(text), "%zu handles were not returned", missing);
                 outcome = {Status::bad_message, CUDA_SUCCESS, missing, text};
-            } else {
+            } else if (outcome = finish_return(); outcome.ok()) {
                 state_ = State::returned;
             }
         }

@@ -133,7 +133,8 @@ CUresult give_back(const Allocation &allocation) {
         std::unique_ptr<Block> freed = std::move(entry->second);
         all.blocks.erase(entry);
         const CUdevice device = freed->physical.device;
-        if (freed->size_bytes > kLargestSpareBytes) {
+        // What another process may have mapped is not given out again.
+        if (freed->size_bytes > kLargestSpareBytes || freed->physical.by_ipc) {
             surplus.push_back(std::move(freed));
         } else {
             all.spare.push_back(std::move(freed));

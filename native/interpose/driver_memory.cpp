@@ -239,14 +239,6 @@ WF_HOOK(cuArrayDestroy, CUarray hArray) {
     return result;
 }
 
-WF_HOOK(cuIpcOpenMemHandle_v2, CUdeviceptr *pdptr, CUipcMemHandle handle, unsigned int Flags) {
-    GateScope scope(Symbol::cuIpcOpenMemHandle_v2);
-    const CUresult result = WF_REAL(cuIpcOpenMemHandle_v2)(pdptr, handle, Flags);
-    if (result == CUDA_SUCCESS)
-        mark_obstacle(woodfrog::wire::obstacle_legacy_ipc);
-    return result;
-}
-
 WF_HOOK(cuMemPoolImportFromShareableHandle, CUmemoryPool *pool_out, void *handle, CUmemAllocationHandleType handleType,
         unsigned long long flags) {
     GateScope scope(Symbol::cuMemPoolImportFromShareableHandle);

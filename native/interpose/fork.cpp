@@ -6,6 +6,7 @@
 #include "control_memory.hpp"
 #include "gate.hpp"
 #include "inherited.hpp"
+#include "ipc.hpp"
 #include "kept_fd.hpp"
 #include "memory.hpp"
 #include "shadow.hpp"
@@ -22,6 +23,7 @@ void in_child() {
     kept_fds_after_fork_in_child();
     inherited_files_after_fork_in_child();
     control_memory_after_fork_in_child();
+    ipc_in_forked_child();
 }
 
 } // namespace

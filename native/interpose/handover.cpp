@@ -2,7 +2,10 @@
 #include "handover.hpp"
 
 #include "debug.hpp"
+#include "host_faults.hpp"
+#include "ipc.hpp"
 #include "memory.hpp"
+#include "registered.hpp"
 
 #include <algorithm>
 #include <cerrno>
@@ -12,6 +15,10 @@
 namespace woodfrog::interpose {
 namespace {
 
+wire::Kind kind_of(const VirtualHandle &handle) {
+    return handle.physical.host_node >= 0 ? wire::Kind::host_handle : wire::Kind::virtual_handle;
+}
+
 // One of the two things that physical memory lies behind here.
 struct Owned {
     Physical *physical = nullptr;
@@ -20,7 +27,7 @@ struct Owned {
 
     wire::Kind kind() const {
         if (handle != nullptr)
-            return wire::Kind::virtual_handle;
+            return kind_of(*handle);
         return block->slab != nullptr ? wire::Kind::slab : wire::Kind::allocation;
     }
 };
@@ -42,11 +49,16 @@ std::string naming(const char *what, const Physical &physical) {
 }
 
 // Import and mapping are calls about a device: a context of it is made current for them.
+// Memory of a peer may be mapped where there is no context on its own device: any other serves.
 CUcontext any_context_on(CUdevice device) {
-    for (const auto &[handle, context] : memory().contexts)
+    CUcontext other = nullptr;
+    for (const auto &[handle, context] : memory().contexts) {
         if (context->device == device && !context->green)
             return handle;
-    return nullptr;
+        if (!context->green)
+            other = handle;
+    }
+    return other;
 }
 
 class DeviceScope {
@@ -81,10 +93,45 @@ std::vector<wire::Mapping> everything_mapped() {
         mapping.handle = known.handle->physical.id;
         mapping.offset = known.offset_bytes;
         mapping.device = static_cast<uint32_t>(known.handle->physical.device);
-        mapping.kind = static_cast<uint32_t>(wire::Kind::virtual_handle);
+        mapping.kind = static_cast<uint32_t>(kind_of(*known.handle));
         mappings.push_back(mapping);
     }
     return mappings;
+}
+
+// Memory that another process may have, by an export or an import of the application, and host memory.
+std::vector<wire::Shared> everything_shared() {
+    std::vector<wire::Shared> all;
+    const auto add = [&](const Physical &physical, bool foreign, int exporter) {
+        if (physical.exports == 0 && !physical.by_ipc && !foreign && physical.host_node < 0)
+            return;
+        wire::Shared shared{};
+        shared.handle = physical.id;
+        shared.exports = physical.exports;
+        shared.imported = foreign ? 1 : 0;
+        shared.exporter = static_cast<uint32_t>(exporter);
+        shared.kept_fd = physical.kept.fd;
+        shared.host_node = physical.host_node;
+        shared.by_ipc = physical.by_ipc ? 1 : 0;
+        all.push_back(shared);
+    };
+    for (const auto &[address, block] : memory().blocks)
+        add(block->physical, false, 0);
+    for (const auto &[number, handle] : memory().virtual_handles)
+        add(handle->physical, handle->foreign, handle->exporter);
+    return all;
+}
+
+// In packets of as many as fit; at least one, unless there is nothing and that need not be said.
+template <typename Entry, typename Send>
+bool send_batches(const std::vector<Entry> &entries, bool even_if_empty, const Send &send) {
+    for (size_t first = 0; (first == 0 && even_if_empty) || first < entries.size(); first += WF_MAX_ENTRIES) {
+        const size_t count = std::min<size_t>(WF_MAX_ENTRIES, entries.size() - first);
+        const auto begin = entries.begin() + static_cast<ptrdiff_t>(first);
+        if (!send({begin, begin + static_cast<ptrdiff_t>(count)}, first + count == entries.size()))
+            return false;
+    }
+    return true;
 }
 
 // What can be said before anything is sent.
@@ -93,10 +140,12 @@ Outcome check_exportable(const std::vector<Owned> &all) {
         if (owned.handle != nullptr && owned.handle->pinned)
             return {wire::Status::unsupported, CUDA_SUCCESS, owned.physical->id,
                     "memory in a multicast object or a sparse array cannot be handed over"};
-        if (owned.physical->imported && !fd_is_ours(owned.physical->kept))
+        if (owned.physical->kept.fd >= 0 && !fd_is_ours(owned.physical->kept))
             return {wire::Status::unsupported, CUDA_SUCCESS, owned.physical->id,
-                    "the application has closed the descriptor of memory that was returned to it"};
+                    "the application has closed the descriptor of GPU memory that this library keeps"};
     }
+    if (Outcome outcome = check_registered(); !outcome.ok())
+        return outcome;
     // Each handle comes back with a descriptor that has to be kept.
     if (make_room_for_fds(all.size() + WF_MAX_ENTRIES) != 0) {
         char text[160];
@@ -111,6 +160,8 @@ Outcome unmap_virtual(VirtualHandle *handle, bool *changed) {
     for (auto &[address, mapping] : memory().virtual_mappings) {
         if (mapping.handle != handle || !mapping.present)
             continue;
+        if (mapping.host_reaches() && !host_waits_for(address, mapping.size_bytes))
+            return {wire::Status::no_memory, CUDA_SUCCESS, handle->physical.id, "too many mappings of host memory"};
         const CUresult result = WF_REAL(cuMemUnmap)(address, mapping.size_bytes);
         if (result != CUDA_SUCCESS)
             return driver_failure(result, naming("cuMemUnmap", handle->physical), handle->physical.id);
@@ -142,7 +193,8 @@ Outcome map_owned(const Owned &owned) {
 
 } // namespace
 
-Outcome export_memory(const SendHandles &send_handles, const SendMappings &send_mappings) {
+Outcome export_memory(const SendHandles &send_handles, const SendMappings &send_mappings,
+                      const SendShared &send_shared) {
     give_back_spare(-1);
     std::lock_guard lock(memory().mutex);
     const std::vector<Owned> all = everything_owned();
@@ -177,13 +229,9 @@ Outcome export_memory(const SendHandles &send_handles, const SendMappings &send_
     }
     if (!send_handles(batch, fds, true))
         return gone;
-    const std::vector<wire::Mapping> mappings = everything_mapped();
-    for (size_t first = 0; first == 0 || first < mappings.size(); first += WF_MAX_ENTRIES) {
-        const size_t count = std::min<size_t>(WF_MAX_ENTRIES, mappings.size() - first);
-        const auto begin = mappings.begin() + static_cast<ptrdiff_t>(first);
-        if (!send_mappings({begin, begin + static_cast<ptrdiff_t>(count)}, first + count == mappings.size()))
-            return gone;
-    }
+    if (!send_batches(everything_mapped(), true, send_mappings) ||
+        !send_batches(everything_shared(), false, send_shared))
+        return gone;
     Outcome done;
     done.value = all.size();
     return done;
@@ -191,6 +239,8 @@ Outcome export_memory(const SendHandles &send_handles, const SendMappings &send_
 
 Outcome release_memory(bool *changed) {
     *changed = false;
+    if (Outcome outcome = unregister_shared(changed); !outcome.ok())
+        return outcome;
     std::lock_guard lock(memory().mutex);
     const std::vector<Owned> all = everything_owned();
     for (const Owned &owned : all) {
@@ -230,6 +280,14 @@ Outcome return_handle(const wire::Handle &handle, int fd) {
         return driver_failure(result, naming("importing", *found->physical), handle.handle);
     }
     return map_owned(*found);
+}
+
+Outcome finish_return() {
+    if (Outcome outcome = register_again(); !outcome.ok())
+        return outcome;
+    host_goes_on();
+    ipc_memory_is_back();
+    return {};
 }
 
 size_t missing_handles() {

@@ -13,9 +13,12 @@ namespace woodfrog::interpose {
 // Sends one packet of handles (with a descriptor each) or mappings; false when the daemon is gone.
 using SendHandles = std::function<bool(const std::vector<wire::Handle> &, const FdList &, bool last)>;
 using SendMappings = std::function<bool(const std::vector<wire::Mapping> &, bool last)>;
+using SendShared = std::function<bool(const std::vector<wire::Shared> &, bool last)>;
 
-// Sends a descriptor for everything owned, then what lies in it. Nothing changes in this process.
-Outcome export_memory(const SendHandles &send_handles, const SendMappings &send_mappings);
+// Sends a descriptor for everything owned, then what lies in it, then which of it others may have. Nothing changes in
+// this process.
+Outcome export_memory(const SendHandles &send_handles, const SendMappings &send_mappings,
+                      const SendShared &send_shared);
 
 // Unmaps and releases everything that was exported; the addresses stay reserved. `*changed` tells whether anything was
 // given up: when a failure leaves it false the process is as before.
@@ -23,6 +26,8 @@ Outcome release_memory(bool *changed);
 
 // Takes one handle back. The descriptor is taken over. A handle that is there already is accepted.
 Outcome return_handle(const wire::Handle &handle, int fd);
+// Once nothing is missing: host memory is registered again, and threads that touched what was away go on.
+Outcome finish_return();
 // How many handles are still with the daemon.
 size_t missing_handles();
 

@@ -58,26 +58,51 @@ CUresult release_physical(Physical *physical) {
     return CUDA_SUCCESS;
 }
 
+namespace {
+
+// The driver opens a file of its own for each export. With forks paused.
+CUresult new_fd(const Physical &physical, int *fd) {
+    const CUresult result =
+        WF_REAL(cuMemExportToShareableHandle)(fd, physical.handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (fcntl(*fd, F_SETFD, FD_CLOEXEC) != 0) {
+        close(*fd);
+        return CUDA_ERROR_OPERATING_SYSTEM;
+    }
+    return CUDA_SUCCESS;
+}
+
+} // namespace
+
 CUresult physical_fd(const Physical &physical, int *fd) {
     ForkPause pause;
-    if (physical.imported) {
+    if (physical.kept.fd >= 0) {
         if (!fd_is_ours(physical.kept))
             return CUDA_ERROR_INVALID_HANDLE; // the application has closed it
         *fd = fcntl(physical.kept.fd, F_DUPFD_CLOEXEC, 3);
         if (*fd < 0)
             return CUDA_ERROR_OPERATING_SYSTEM;
-    } else {
-        const CUresult result =
-            WF_REAL(cuMemExportToShareableHandle)(fd, physical.handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
-        if (result != CUDA_SUCCESS)
-            return result;
-        if (fcntl(*fd, F_SETFD, FD_CLOEXEC) != 0) {
-            close(*fd);
-            return CUDA_ERROR_OPERATING_SYSTEM;
-        }
+    } else if (const CUresult result = new_fd(physical, fd); result != CUDA_SUCCESS) {
+        return result;
     }
     pause.announce(*fd);
     return CUDA_SUCCESS;
+}
+
+CUresult shared_fd(Physical *physical, int *fd) {
+    if (physical->kept.fd < 0) {
+        int first = -1;
+        {
+            ForkPause pause;
+            if (const CUresult result = new_fd(*physical, &first); result != CUDA_SUCCESS)
+                return result;
+            pause.announce(first);
+        }
+        if (keep_fd(first, &physical->kept) != 0)
+            return CUDA_ERROR_OPERATING_SYSTEM;
+    }
+    return physical_fd(*physical, fd);
 }
 
 CUresult import_physical(Physical *physical, int fd) {

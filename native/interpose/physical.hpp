@@ -14,8 +14,13 @@ struct Physical {
     CUmemGenericAllocationHandle handle = 0; // the driver's; another one after each return
     bool present = false;                    // `handle` is valid
     size_t size_bytes = 0;
-    CUdevice device = 0;
+    CUdevice device = 0;   // of host memory: one whose context reaches it
+    int host_node = -1;    // the NUMA node of host memory
     bool imported = false; // such a handle cannot be exported again: `kept` is passed on instead
+    uint32_t exports = 0;  // how often by descriptor: another process may have it
+    bool by_ipc = false;   // exported by cuIpcGetMemHandle: another process of ours may have it
+    // A descriptor of it that stays open: of imported memory, and of what was ever shared with another process. Whoever
+    // gets the memory gets a copy of this one, so that all can be told to be the same memory.
     KeptFd kept;
 };
 
@@ -29,6 +34,8 @@ CUresult create_physical(CUdevice device, size_t size_bytes, Physical *physical)
 CUresult release_physical(Physical *physical);
 // A new descriptor for it, close-on-exec and announced (kept_fd.hpp), which the caller owns.
 CUresult physical_fd(const Physical &physical, int *fd);
+// A new descriptor for another process, which the caller owns (announced): always of the same open file.
+CUresult shared_fd(Physical *physical, int *fd);
 // Makes it the memory behind `fd`, which is taken over (and kept) on success and closed otherwise.
 CUresult import_physical(Physical *physical, int fd);
 

@@ -82,8 +82,11 @@ std::vector<DirtyRange> writable_by_others() {
     std::vector<DirtyRange> found;
     std::lock_guard lock(memory().mutex);
     for (const auto &[number, handle] : memory().virtual_handles)
-        if (handle->foreign || handle->pinned || handle->shared)
+        if (handle->foreign || handle->pinned || handle->physical.exports != 0 || handle->physical.host_node >= 0)
             found.push_back({handle->physical.id, 0, handle->physical.size_bytes});
+    for (const auto &[address, block] : memory().blocks)
+        if (block->physical.by_ipc)
+            found.push_back({block->physical.id, 0, block->size_bytes});
     return found;
 }
 

@@ -1,43 +1,21 @@
 // The application's own use of the virtual memory API (expandable segments, NCCL, sleeping servers): cuMemCreate and
-// everything that names a handle.
+// everything that names a handle; exporting and importing are in shared_handles.cpp.
 //
-// A handle that we do not own (host memory, sparse tiles, anything the driver made differently) keeps the driver's
-// number and passes through unchanged.
+// A handle that we do not own (host memory that cannot be exported, sparse tiles, anything the driver made differently)
+// keeps the driver's number and passes through unchanged.
 #include "capture.hpp"
 #include "debug.hpp"
 #include "driver_memory.hpp"
 #include "gate.hpp"
 #include "memory.hpp"
 #include "shadow.hpp"
-#include "wire.h"
 
 #include <algorithm>
-#include <fcntl.h>
-#include <unistd.h>
 
 namespace woodfrog::interpose {
 namespace {
 
 constexpr auto kPosixFd = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-
-bool can_own(const CUmemAllocationProp &properties, unsigned long long flags) {
-    return flags == 0 && properties.type == CU_MEM_ALLOCATION_TYPE_PINNED &&
-           properties.location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
-           (properties.allocFlags.usage & CU_MEM_CREATE_USAGE_TILE_POOL) == 0 && !driver_only() &&
-           device_facts(properties.location.id).owned;
-}
-
-CUmemGenericAllocationHandle add_handle(const Physical &physical, const CUmemAllocationProp &properties, bool foreign) {
-    auto handle = std::make_unique<VirtualHandle>();
-    handle->number = new_virtual_number();
-    handle->physical = physical;
-    handle->properties = properties;
-    handle->foreign = foreign;
-    const CUmemGenericAllocationHandle number = handle->number;
-    std::lock_guard lock(memory().mutex);
-    memory().virtual_handles.emplace(number, std::move(handle));
-    return number;
-}
 
 // With the lock held: when neither the application nor a mapping uses it, takes it out of the table.
 std::unique_ptr<VirtualHandle> take_if_unused(VirtualHandle *handle) {
@@ -95,7 +73,7 @@ WF_HOOK(cuMemCreate, CUmemGenericAllocationHandle *handle, size_t size, const CU
     const auto leave = [&] {
         return driver_memory_call([&] { return WF_REAL(cuMemCreate)(handle, size, prop, flags); });
     };
-    if (handle == nullptr || prop == nullptr || scope.nested() || !can_own(*prop, flags))
+    if (handle == nullptr || prop == nullptr || scope.nested() || !can_own_virtual(*prop, flags))
         return leave();
     // The driver's own verdict on the arguments comes first: with one more handle type they could be judged otherwise.
     CUmemAllocationProp wanted = *prop;
@@ -109,8 +87,11 @@ WF_HOOK(cuMemCreate, CUmemGenericAllocationHandle *handle, size_t size, const CU
     physical.handle = real;
     physical.present = true;
     physical.size_bytes = size;
-    physical.device = prop->location.id;
-    *handle = add_handle(physical, *prop, false);
+    place_physical(*prop, &physical);
+    auto made = std::make_unique<VirtualHandle>();
+    made->physical = physical;
+    made->properties = *prop;
+    *handle = add_virtual_handle(std::move(made));
     return CUDA_SUCCESS;
 }
 
@@ -201,67 +182,6 @@ WF_HOOK(cuMemSetAccess, CUdeviceptr ptr, size_t size, const CUmemAccessDesc *des
             if (desc[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE)
                 shadow::wrote_everything_for_good("device memory that the processor can write");
     }
-    return result;
-}
-
-WF_HOOK(cuMemExportToShareableHandle, void *shareableHandle, CUmemGenericAllocationHandle handle,
-        CUmemAllocationHandleType handleType, unsigned long long flags) {
-    GateScope scope(Symbol::cuMemExportToShareableHandle);
-    if (!is_virtual_number(handle) || driver_only())
-        return WF_REAL(cuMemExportToShareableHandle)(shareableHandle, handle, handleType, flags);
-    Physical physical;
-    {
-        std::lock_guard lock(memory().mutex);
-        VirtualHandle *known = find_virtual_handle(handle);
-        // The types the application asked for are those it may export, not the one that was added.
-        if (known == nullptr || (!known->foreign && (known->properties.requestedHandleTypes & handleType) == 0))
-            return CUDA_ERROR_INVALID_VALUE;
-        known->shared = true; // whoever gets it may write it at any time
-        physical = known->physical;
-        if (physical.imported && !known->foreign && handleType == kPosixFd && flags == 0 &&
-            shareableHandle != nullptr) {
-            // Memory that came back from the daemon is an import for the driver; its descriptor is as good.
-            int fd = -1;
-            if (const CUresult result = physical_fd(physical, &fd); result != CUDA_SUCCESS)
-                return result;
-            finish_fd(fd, true);   // the application's from here on
-            fcntl(fd, F_SETFD, 0); // the driver's descriptors are inherited
-            *static_cast<int *>(shareableHandle) = fd;
-            mark_obstacle(woodfrog::wire::obstacle_imported_memory);
-            return CUDA_SUCCESS;
-        }
-    }
-    const CUresult result = WF_REAL(cuMemExportToShareableHandle)(shareableHandle, physical.handle, handleType, flags);
-    if (result == CUDA_SUCCESS)
-        mark_obstacle(woodfrog::wire::obstacle_imported_memory); // another process may share it from now on
-    return result;
-}
-
-WF_HOOK(cuMemImportFromShareableHandle, CUmemGenericAllocationHandle *handle, void *osHandle,
-        CUmemAllocationHandleType shHandleType) {
-    GateScope scope(Symbol::cuMemImportFromShareableHandle);
-    CUresult result = WF_REAL(cuMemImportFromShareableHandle)(handle, osHandle, shHandleType);
-    if (result != CUDA_SUCCESS || driver_only())
-        return result;
-    mark_obstacle(woodfrog::wire::obstacle_imported_memory);
-    if (shHandleType != kPosixFd)
-        return result;
-    CUmemAllocationProp properties{};
-    if (WF_REAL(cuMemGetAllocationPropertiesFromHandle)(&properties, *handle) != CUDA_SUCCESS ||
-        !can_own(properties, 0))
-        return result;
-    Physical physical;
-    const int copy = fcntl(static_cast<int>(reinterpret_cast<intptr_t>(osHandle)), F_DUPFD_CLOEXEC, 3);
-    if (copy < 0 || keep_fd(copy, &physical.kept) != 0)
-        return result; // the handle stays the driver's
-    physical.id = next_physical_id();
-    physical.handle = *handle;
-    physical.present = true;
-    physical.device = properties.location.id;
-    physical.imported = true;
-    // The driver does not tell the size; the first mapping does. Until then: the least that it can be.
-    physical.size_bytes = device_facts(physical.device).granularity_bytes;
-    *handle = add_handle(physical, properties, true);
     return result;
 }
 

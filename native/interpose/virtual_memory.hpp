@@ -7,6 +7,7 @@
 
 #include "physical.hpp"
 
+#include <memory>
 #include <vector>
 
 namespace woodfrog::interpose {
@@ -17,9 +18,9 @@ struct VirtualHandle {
     CUmemAllocationProp properties{}; // as the application asked for
     uint32_t references = 1;          // of the application: create, import, retain
     uint32_t mappings = 0;
-    bool foreign = false; // imported by the application from another process
+    bool foreign = false; // imported by the application, from another process or its own
+    int exporter = 0;     // of a foreign one: the process that exported it, 0 when that is not known
     bool pinned = false;  // in an array or a multicast object: cannot be taken away
-    bool shared = false;  // exported: another process may have it
 };
 
 struct VirtualAccess {
@@ -36,6 +37,7 @@ struct VirtualMapping {
     VirtualHandle *handle = nullptr;
     std::vector<VirtualAccess> access; // within the mapping, in the order they were set
     bool present = true;
+    bool host_reaches() const; // the processor may read or write it
 };
 
 // The driver's handle for a number of ours, the number itself when it is none (a handle that we do not own). With
@@ -45,6 +47,13 @@ CUmemGenericAllocationHandle real_handle(CUmemGenericAllocationHandle number);
 VirtualHandle *find_virtual_handle(CUmemGenericAllocationHandle number);
 bool is_virtual_number(CUmemGenericAllocationHandle number);
 CUmemGenericAllocationHandle new_virtual_number();
+
+// Whether memory with these properties is of a kind that is handed over.
+bool can_own_virtual(const CUmemAllocationProp &properties, unsigned long long flags);
+// Where it lies, told to its `device` and `host_node`.
+void place_physical(const CUmemAllocationProp &properties, Physical *physical);
+// Puts it into the table; the number that the application gets for it.
+CUmemGenericAllocationHandle add_virtual_handle(std::unique_ptr<VirtualHandle> handle);
 
 // Maps the physical memory of a mapping again, with the access that it had.
 CUresult map_again(VirtualMapping *mapping);

@@ -7,12 +7,18 @@
 namespace woodfrog::transfer {
 namespace {
 
-CUmemAllocationProp properties(const Context &context) {
+// `host_node`: the NUMA node of host memory that the device reaches, or -1 for the device's own.
+CUmemAllocationProp properties(const Context &context, int host_node = -1) {
     CUmemAllocationProp properties{};
     properties.type = CU_MEM_ALLOCATION_TYPE_PINNED;
     properties.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
     properties.location.id = context.device();
     properties.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    if (host_node >= 0) {
+        properties.location.type = CU_MEM_LOCATION_TYPE_HOST_NUMA;
+        properties.location.id = host_node;
+        return properties;
+    }
     // As the interposer asks for it: what a restored target gets must do all that its own memory did.
     int direct_rdma = 0;
     if (WF_TRY_CUDA(cuDeviceGetAttribute, &direct_rdma, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED,
@@ -97,20 +103,26 @@ std::vector<std::shared_ptr<Memory>> Memory::import(const std::shared_ptr<Contex
 }
 
 std::vector<std::shared_ptr<Memory>> Memory::create(const std::shared_ptr<Context> &context,
-                                                    const std::vector<uint64_t> &sizes) {
+                                                    const std::vector<uint64_t> &sizes,
+                                                    const std::vector<int> &host_nodes) {
+    if (!host_nodes.empty() && host_nodes.size() != sizes.size())
+        throw_invalid("create_memory", "there are " + std::to_string(host_nodes.size()) + " host nodes for " +
+                                           std::to_string(sizes.size()) + " sizes");
     const uint64_t size_bytes = total("create_memory", sizes, granularity_bytes(*context));
     std::vector<std::shared_ptr<Memory>> result;
     if (sizes.empty())
         return result;
-    const CUmemAllocationProp wanted = properties(*context);
+    const CUmemAllocationProp own = properties(*context);
     auto reservation = std::make_shared<Reservation>(context, size_bytes);
     Current current(*context);
     uint64_t offset = 0;
-    for (uint64_t size : sizes) {
+    for (size_t i = 0; i < sizes.size(); i++) {
+        const int host_node = host_nodes.empty() ? -1 : host_nodes[i];
+        const CUmemAllocationProp wanted = host_node < 0 ? own : properties(*context, host_node);
         CUmemGenericAllocationHandle handle;
-        WF_CUDA(cuMemCreate, &handle, size_t{size}, &wanted, 0ull);
-        result.push_back(adopt(reservation, offset, size, handle, true));
-        offset += size;
+        WF_CUDA(cuMemCreate, &handle, size_t{sizes[i]}, &wanted, 0ull);
+        result.push_back(adopt(reservation, offset, sizes[i], handle, true));
+        offset += sizes[i];
     }
     allow_access(*reservation, size_bytes);
     return result;

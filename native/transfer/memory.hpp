@@ -30,11 +30,14 @@ class Reservation {
 class Memory {
   public:
     // Both give one Memory per element, mapped one after the other. They fail as a whole: nothing is left behind.
-    // Descriptors stay the caller's. A size must be that of the allocation (a multiple of the granularity).
+    // Descriptors stay the caller's. `host_nodes`: for each, the NUMA node of host memory (mapped for this device), or
+    // -1 for memory of the device; none: all of the device. A size must be that of the allocation (a multiple of the
+    // granularity).
     static std::vector<std::shared_ptr<Memory>> import(const std::shared_ptr<Context> &context,
                                                        const std::vector<int> &fds, const std::vector<uint64_t> &sizes);
     static std::vector<std::shared_ptr<Memory>> create(const std::shared_ptr<Context> &context,
-                                                       const std::vector<uint64_t> &sizes);
+                                                       const std::vector<uint64_t> &sizes,
+                                                       const std::vector<int> &host_nodes = {});
 
     Memory(std::shared_ptr<Reservation> reservation, uint64_t offset, uint64_t size_bytes,
            CUmemGenericAllocationHandle handle, bool created);

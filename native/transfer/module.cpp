@@ -170,15 +170,15 @@ void bind_device(nb::module_ &m) {
             "fds"_a, "sizes"_a, "All or none; the descriptors stay the caller's. Neighbours are copied as one.")
         .def(
             "create_memories",
-            [](Device &self, const std::vector<uint64_t> &sizes) {
+            [](Device &self, const std::vector<uint64_t> &sizes, const std::vector<int> &host_nodes) {
                 std::vector<std::shared_ptr<Memory>> memories;
                 {
                     nb::gil_scoped_release release;
-                    memories = Memory::create(self.context(), sizes);
+                    memories = Memory::create(self.context(), sizes, host_nodes);
                 }
                 return to_list(memories);
             },
-            "sizes"_a, "All or none. Neighbours are copied as one.")
+            "sizes"_a, "host_nodes"_a = std::vector<int>(), "All or none. Neighbours are copied as one.")
         .def(
             "import_memory",
             [](Device &self, int fd, uint64_t size_bytes) {

@@ -37,6 +37,7 @@ DEFINE_LAYOUT(image)
 DEFINE_LAYOUT(tracking)
 DEFINE_LAYOUT(dirty)
 DEFINE_LAYOUT(kernel)
+DEFINE_LAYOUT(shared)
 
 } // namespace
 

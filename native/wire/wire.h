@@ -53,7 +53,8 @@
 #define WF_KINDS(X)                                                                                                    \
     X(allocation, 0)     /* cuMemAlloc*, cuMemAllocPitch: one handle of its own */                                     \
     X(slab, 1)           /* a handle that holds many small allocations */                                              \
-    X(virtual_handle, 2) /* the application's own cuMemCreate */
+    X(virtual_handle, 2) /* the application's own cuMemCreate */                                                       \
+    X(host_handle, 3)    /* the same in host memory */
 
 // obstacles seen by the interposer (bits of survey body.obstacles)
 #define WF_OBSTACLES(X)                                                                                                \
@@ -119,6 +120,15 @@
 // May have been written: [offset, offset+size) of a handle; it may reach past the handle's end.
 #define WF_FIELDS_dirty(F)                                                                                             \
     F(handle, uint64_t, 1, "Q") F(offset, uint64_t, 1, "Q") F(size, uint64_t, 1, "Q")
+// A handle whose memory other processes may have too, or of host memory. `exports`: how often the application exported
+// it; `imported`: it was imported by the application, from process `exporter` (0: not known). `kept_fd`: our descriptor
+// of it there. `host_node`: the NUMA node of host memory, else -1. `by_ipc`: exported by cuIpcGetMemHandle, which only
+// processes with our interposer can open.
+#define WF_FIELDS_shared(F)                                                                                            \
+    F(handle, uint64_t, 1, "Q")                                                                                        \
+    F(exports, uint32_t, 1, "I")                                                                                       \
+    F(imported, uint32_t, 1, "I") F(exporter, uint32_t, 1, "I") F(kept_fd, int32_t, 1, "i")                            \
+    F(host_node, int32_t, 1, "i") F(by_ipc, uint32_t, 1, "I")
 // Launches of a kernel since the last report; `covered`: by a template.
 #define WF_FIELDS_kernel(F)                                                                                            \
     F(launches, uint64_t, 1, "Q") F(covered, uint32_t, 1, "I") F(reserved, uint32_t, 1, "I") F(name, char, 160, "160s")
@@ -132,6 +142,7 @@
     M(mapping_batch, 5, empty, mapping, "agent")  /* before the reply to export, after the export batches */           \
     M(dirty_batch, 6, tracking, dirty, "agent")   /* before the reply to dirty, if launches are followed */            \
     M(kernel_batch, 7, empty, kernel, "agent")    /* after the dirty batches: what was launched, most often first */   \
+    M(shared_batch, 20, empty, shared, "agent")   /* before the reply to export, if there is any */                    \
     M(survey, 32, empty, empty, "daemon")         /* stops nothing */                                                  \
     M(quiesce, 33, quiesce, empty, "daemon")      /* gate closed, all contexts idle, or timeout and gate open */       \
     M(dirty, 42, image, empty, "daemon")          /* quiesced or exported: what was written, for that image */         \
@@ -172,6 +183,7 @@ WF_DECLARE(Image, WF_FIELDS_image)
 WF_DECLARE(Tracking, WF_FIELDS_tracking)
 WF_DECLARE(Dirty, WF_FIELDS_dirty)
 WF_DECLARE(Kernel, WF_FIELDS_kernel)
+WF_DECLARE(Shared, WF_FIELDS_shared)
 #undef WF_DECLARE
 #undef WF_DECLARE_FIELD
 
@@ -192,6 +204,7 @@ static_assert(sizeof(Header) + sizeof(Hello) < WF_MAX_MESSAGE);
 static_assert(sizeof(Header) + WF_MAX_ENTRIES * sizeof(Mapping) < WF_MAX_MESSAGE);
 static_assert(sizeof(Header) + sizeof(Tracking) + WF_MAX_ENTRIES * sizeof(Dirty) < WF_MAX_MESSAGE);
 static_assert(sizeof(Header) + WF_MAX_ENTRIES * sizeof(Kernel) < WF_MAX_MESSAGE);
+static_assert(sizeof(Shared) == 32);
 
 } // namespace woodfrog::wire
 #endif

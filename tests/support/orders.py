@@ -25,11 +25,19 @@ class Ordered:
 
     def try_order(self, *words: object) -> str:
         """Give one order and wait for its answer."""
+        return self.answer(self.give(*words), words)
+
+    def give(self, *words: object) -> int:
+        """Give one order; its number. No other before its answer."""
         self._count += 1
         number = self._count
         with self.orders.open("a") as file:
             file.write(" ".join(map(str, words)) + "\n")
         os.kill(self.process.pid, signal.SIGUSR1)
+        return number
+
+    def answer(self, number: int, words: object) -> str:
+        """Wait for the answer to that order."""
         prefix = f"{number} "
         self.process.wait_for(lambda lines: any(line.startswith(prefix) for line in lines), f"answer to {words}")
         return next(line for line in self.process.lines() if line.startswith(prefix)).removeprefix(prefix)

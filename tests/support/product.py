@@ -216,6 +216,12 @@ class Product:
 
         return Launcher(*self._ordered("launcher", track=track))
 
+    def sharer(self, workers: int) -> Any:
+        """Start a sharer (tests/support/sharer.py) with so many processes that use the GPU."""
+        from sharer import Sharer
+
+        return Sharer(*self._ordered("sharer", str(workers)), workers)
+
     def _ordered(self, program: str, *arguments: str, track: bool = False) -> tuple[Stepper, Path]:
         """A target that takes orders, and the file for them."""
         self._count += 1
@@ -337,7 +343,7 @@ def build_targets(into: Path) -> Path:
     them already."""
     if ready := os.environ.get("WOODFROG_TEST_TARGETS"):
         return Path(ready)
-    if (into / "launcher").exists():
+    if (into / "sharer").exists():
         return into  # another folder's tests of this session came first
     nvcc = next((found for name in _NVCC if (found := shutil.which(name))), None)
     command = [nvcc] if nvcc else [str(_wheel_nvcc())]
@@ -345,7 +351,7 @@ def build_targets(into: Path) -> Path:
     for program in ("stepper", "launcher"):
         ptx, source = into / f"{program}.ptx", TARGETS / f"{program}_kernels.cu"
         subprocess.run([*command, "-ptx", "-arch=sm_90", "-o", str(ptx), str(source)], check=True)
-    for program in ("stepper", "scribbler", "launcher"):
+    for program in ("stepper", "scribbler", "launcher", "sharer"):
         subprocess.run(
             [
                 "g++", "-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{_cuda_include()}",

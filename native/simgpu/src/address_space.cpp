@@ -253,6 +253,13 @@ bool AddressSpace::any_managed() const {
                        [](const auto &entry) { return entry.second.kind == AllocationKind::kManaged; });
 }
 
+bool AddressSpace::any_shared_registration() const {
+    std::lock_guard lock(mutex_);
+    return std::any_of(allocations_.begin(), allocations_.end(), [](const auto &entry) {
+        return entry.second.kind == AllocationKind::kHostRegistered && entry.second.shared;
+    });
+}
+
 size_t AddressSpace::pool_bytes(int device) const {
     std::lock_guard lock(mutex_);
     size_t total = 0;

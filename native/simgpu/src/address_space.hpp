@@ -32,6 +32,7 @@ struct Allocation {
     unsigned flags = 0; // of cuMemHostAlloc, cuMemHostRegister
     unsigned long long buffer_id = 0;
     CUmemoryPool pool = nullptr;
+    bool shared = false; // registered host memory in a mapping that other processes may have
 };
 
 struct Mapping {
@@ -78,6 +79,7 @@ class AddressSpace {
     std::optional<Allocation> allocation_at(CUdeviceptr address) const; // containing the address
     std::vector<Allocation> allocations_of(const Context *context) const;
     bool any_managed() const;
+    bool any_shared_registration() const; // registered host memory in a mapping shared with other processes
     size_t pool_bytes(int device) const;
     // Changes whenever a mapping does.
     std::uint64_t generation() const { return generation_.load(); }

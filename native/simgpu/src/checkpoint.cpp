@@ -137,7 +137,8 @@ CUresult checkpoint_save() {
     had_imported_memory = false;
     auto memories = Physical::all();
     for (const auto &physical : memories)
-        had_imported_memory |= physical->imported();
+        had_imported_memory |= physical->imported() || physical->shareable_host_memory();
+    had_imported_memory |= AddressSpace::instance().any_shared_registration();
     size_t memory_bytes = 0;
     for (const auto &physical : memories)
         memory_bytes += config().one_mapping ? physical->size_bytes() : 0;
@@ -186,8 +187,9 @@ CUresult checkpoint_load(const GpuPairs &pairs) {
         return CUDA_ERROR_INVALID_VALUE;
     imitate_latency("restore");
     if (had_imported_memory) {
-        std::fprintf(stderr, "simulated GPU: the process cannot be restored: memory imported from another process was "
-                             "still held when it was checkpointed\n");
+        std::fprintf(stderr,
+                     "simulated GPU: the process cannot be restored: memory shared with other processes (imported, "
+                     "exportable host memory, or shared and registered) was held when it was checkpointed\n");
         current_state = CU_PROCESS_STATE_FAILED;
         return CUDA_ERROR_NOT_SUPPORTED;
     }

@@ -3,6 +3,10 @@
 #include <mutex>
 #include <sys/mman.h>
 
+#include <cstdio>
+#include <fstream>
+#include <string>
+
 #include <cuda.h>
 
 #include "address_space.hpp"
@@ -17,7 +21,8 @@ namespace {
 
 constexpr size_t kPage = 4096;
 
-void enter(Context &context, CUdeviceptr base, size_t size, AllocationKind kind, unsigned flags = 0) {
+void enter(Context &context, CUdeviceptr base, size_t size, AllocationKind kind, unsigned flags = 0,
+           bool shared = false) {
     Allocation allocation;
     allocation.base = base;
     allocation.size_bytes = size;
@@ -25,6 +30,7 @@ void enter(Context &context, CUdeviceptr base, size_t size, AllocationKind kind,
     allocation.context = context.weak_from_this();
     allocation.device = context.device;
     allocation.flags = flags;
+    allocation.shared = shared;
     AddressSpace::instance().add_allocation(std::move(allocation));
 }
 
@@ -53,6 +59,19 @@ void add_host_mapping(CUdeviceptr base, size_t size) {
     mapping.base = base;
     mapping.size_bytes = size;
     AddressSpace::instance().map(std::move(mapping));
+}
+
+bool is_shared_mapping(CUdeviceptr base, size_t size) {
+    std::ifstream maps("/proc/self/maps");
+    std::string line;
+    while (std::getline(maps, line)) {
+        unsigned long long begin = 0, end = 0;
+        char permissions[5] = {};
+        if (std::sscanf(line.c_str(), "%llx-%llx %4s", &begin, &end, permissions) == 3 && begin < base + size &&
+            base < end && permissions[3] == 's')
+            return true;
+    }
+    return false;
 }
 
 void host_allocate(Context &context, void **result, size_t size, unsigned flags) {
@@ -185,7 +204,7 @@ CUresult CUDAAPI cuMemHostRegister(void *memory, size_t size, unsigned int flags
         auto base = reinterpret_cast<CUdeviceptr>(memory);
         require(!AddressSpace::instance().mapped_in(base, size), CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
         add_host_mapping(base, size);
-        enter(context, base, size, AllocationKind::kHostRegistered, flags);
+        enter(context, base, size, AllocationKind::kHostRegistered, flags, is_shared_mapping(base, size));
     });
 }
 

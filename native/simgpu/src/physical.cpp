@@ -50,10 +50,13 @@ bool raise_descriptor_limit() {
     return setrlimit(RLIMIT_NOFILE, &limit) == 0;
 }
 
-int duplicate(int fd) {
-    int copy = fcntl(fd, F_DUPFD_CLOEXEC, 3);
+// The same memory through a new open file.
+int reopen(int fd) {
+    char path[64];
+    std::snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    int copy = open(path, O_RDWR | O_CLOEXEC);
     if (copy < 0 && errno == EMFILE && raise_descriptor_limit())
-        copy = fcntl(fd, F_DUPFD_CLOEXEC, 3);
+        copy = open(path, O_RDWR | O_CLOEXEC);
     return copy;
 }
 
@@ -126,7 +129,7 @@ std::shared_ptr<Physical> Physical::import(int fd) {
     } else {
         physical->properties_.location = {CU_MEM_LOCATION_TYPE_DEVICE, physical->device_};
     }
-    physical->fd_ = duplicate(fd);
+    physical->fd_ = reopen(fd); // the handle is no copy of the descriptor that it was made from
     require(physical->fd_ >= 0, CUDA_ERROR_OPERATING_SYSTEM);
     OwnedFds::instance().add(physical->fd_);
     remember(physical);
@@ -140,7 +143,7 @@ Physical::~Physical() {
 }
 
 int Physical::duplicate_fd() const {
-    int copy = duplicate(fd_);
+    int copy = reopen(fd_); // as the real driver: every export is an open file of its own
     require(copy >= 0, CUDA_ERROR_OPERATING_SYSTEM);
     return copy;
 }

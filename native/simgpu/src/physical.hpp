@@ -35,6 +35,7 @@ class Physical {
     size_t size_bytes() const { return size_bytes_; }
     int device() const { return device_; }
     bool imported() const { return imported_; }
+    bool shareable_host_memory() const { return device_ == kHostMemory && properties_.requestedHandleTypes != 0; }
     const CUmemAllocationProp &properties() const { return properties_; }
 
     // Copies the bytes to host memory: `room`, which is clear and outlives them, or memory of its own. Throws

@@ -111,8 +111,8 @@ class Device:
     def create_memory(self, size_bytes: int) -> Memory: ...
     def import_memories(self, fds: Sequence[int], sizes: Sequence[int]) -> list[Memory]:
         """All or none. One call for many is much cheaper than one each, and neighbours are copied as one."""
-    def create_memories(self, sizes: Sequence[int]) -> list[Memory]:
-        """All or none; see import_memories."""
+    def create_memories(self, sizes: Sequence[int], host_nodes: Sequence[int] = ...) -> list[Memory]:
+        """All or none; see import_memories. `host_nodes`: for each the NUMA node of host memory instead, or -1."""
 
 def drain(
     extents: Sequence[tuple[Memory, int, int, int]],

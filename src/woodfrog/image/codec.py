@@ -23,7 +23,7 @@ HEADER_BYTES = PREFIX.size + DIGEST_BYTES
 MAX_BODY_BYTES = 1 << 30
 MIN_FILE_BYTES = HEADER_BYTES + 1 + DIGEST_BYTES
 MAX_FILE_BYTES = HEADER_BYTES + MAX_BODY_BYTES + DIGEST_BYTES
-KNOWN_FEATURES = Feature.GPU_DATA | Feature.CPU_STATE | Feature.DRIVER_ONLY | Feature.OWN_CUTS
+KNOWN_FEATURES = Feature(sum(Feature))
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Manifest)

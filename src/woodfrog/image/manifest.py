@@ -43,6 +43,8 @@ class Feature(IntFlag):
     CPU_STATE = 2
     DRIVER_ONLY = 4
     OWN_CUTS = 8
+    SHARED_MEMORY = 16
+    HOST_MEMORY = 32
 
 
 class Driver(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,6 +93,17 @@ class Handle(msgspec.Struct, frozen=True, array_like=True, gc=False):
     id: Count
     device: Index  # into `devices`
     size: Size
+    kind: Index
+    host_node: Annotated[int, msgspec.Meta(ge=-1, le=1 << 16)] = -1  # the NUMA node of host memory; -1: the device's
+
+
+class SharedHandle(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A handle of `size` bytes that is memory of another one, from its beginning: it has no chunks of its own."""
+
+    id: Count
+    of: Count  # the id of the one in `handles`
+    size: Size
+    device: Index  # into `devices`, as the handle's process knows it
     kind: Index
 
 
@@ -209,6 +222,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     chunk_bytes: Annotated[int, msgspec.Meta(ge=MIN_CHUNK_BYTES, le=MAX_CHUNK_BYTES)]
     handles: Annotated[list[Handle], msgspec.Meta(max_length=MAX_HANDLES)] = []
     digests: bytes = b""  # of all handles' chunks, handle after handle
+    shared: Annotated[list[SharedHandle], msgspec.Meta(max_length=MAX_HANDLES)] = []
     allocations: Allocations = Allocations()
     cpu: CpuState | None = None
     stats: Stats = Stats()
@@ -232,6 +246,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
             flags |= Feature.DRIVER_ONLY
         if self.cpu is not None and any(file.sizes for file in self.cpu.files):
             flags |= Feature.OWN_CUTS
+        if self.shared:
+            flags |= Feature.SHARED_MEMORY
+        if any(handle.host_node >= 0 for handle in self.handles):
+            flags |= Feature.HOST_MEMORY
         return flags
 
     @property

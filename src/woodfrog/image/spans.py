@@ -33,6 +33,8 @@ class Handles:
         for handle in manifest.handles:
             self.first[handle.id] = self.count
             self.count += chunk_count(handle.size, manifest.chunk_bytes)
+        for shared in manifest.shared:
+            self.first[shared.id] = self.first[shared.of]
 
     def chunks_of(self, handle: int, offset: int, size_bytes: int) -> tuple[int, int]:
         """(first, end) of the chunks that hold these bytes of a handle."""

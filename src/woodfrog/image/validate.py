@@ -29,10 +29,13 @@ def validate(manifest: Manifest, flags: Feature) -> None:
         raise _bad(f"its feature flags are {int(flags):#x} where its contents call for {int(manifest.features):#x}")
     if manifest.chunk_bytes & (manifest.chunk_bytes - 1):
         raise _bad(f"its chunk size {manifest.chunk_bytes} is not a power of two")
-    if manifest.kind == "driver-only" and (manifest.digests or manifest.handles or len(manifest.allocations)):
+    if manifest.kind == "driver-only" and (
+        manifest.digests or manifest.handles or manifest.shared or len(manifest.allocations)
+    ):
         raise _bad("it is driver-only and yet lists GPU memory of its own")
     _check_devices(manifest)
     _check_handles(manifest)
+    _check_shared(manifest)
     _check_allocations(manifest)
     _check_processes(manifest)
     if manifest.cpu is not None:
@@ -66,12 +69,25 @@ def _check_handles(manifest: Manifest) -> None:
         raise _bad(f"its handles have {chunks} chunks and {len(manifest.digests) / DIGEST_BYTES:g} digests")
 
 
+def _check_shared(manifest: Manifest) -> None:
+    owners = {handle.id: handle for handle in manifest.handles}
+    ids = set(owners)
+    for handle in manifest.shared:
+        owner = owners.get(handle.of)
+        if owner is None or not 0 < handle.size <= owner.size or handle.device != owner.device:
+            raise _bad(f"handle {handle.id:#x} shares memory of a handle that is not there or smaller or elsewhere")
+        if handle.id in ids or handle.id >= 1 << 64:
+            raise _bad(f"handle {handle.id:#x} is a duplicate")
+        ids.add(handle.id)
+
+
 def _check_allocations(manifest: Manifest) -> None:
     try:
         columns = manifest.allocations.columns()
     except ValueError as error:
         raise _bad(f"its allocation table is damaged ({error})") from error
     handles = {handle.id: (handle.size, handle.device) for handle in manifest.handles}
+    handles.update((shared.id, (shared.size, shared.device)) for shared in manifest.shared)
     ranges: list[tuple[int, int]] = []
     for address, size, handle, offset, device, _ in zip(*columns, strict=True):
         handle_size, handle_device = handles.get(handle, (0, -1))

@@ -262,7 +262,7 @@ class Checkpoint(FreezingOperation):
         target = self._target
         if not target.notes.managed:
             return
-        target.export()
+        self._export()
         self._data = GpuData(self._context.devices, target.notes.handles, target.notes.devices)
         self._clean = self._find_clean(self._data)
         self._increment = Increment(

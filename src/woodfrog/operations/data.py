@@ -13,6 +13,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from woodfrog.errors import BadImageError
@@ -54,7 +55,8 @@ class JointProgress:
 
 @dataclass(frozen=True)
 class DevicePart:
-    """The target's handles on one device, in the order in which an image lists them."""
+    """The target's handles on one device, in the order in which an image lists them. Memory that several handles share
+    is in it once."""
 
     number: int  # of this part among the parts
     device: int  # the target's ordinal
@@ -64,12 +66,23 @@ class DevicePart:
     size_bytes: int
 
 
+def plan_owners(handles: Sequence[HandleNote]) -> list[int]:
+    """For each handle the index of the one that stands for its memory: itself, or of those that share it the largest
+    (an importer may know of less than there is), of several the first."""
+    largest: dict[int, int] = {}
+    for index, handle in enumerate(handles):
+        if handle.memory and handle.size > handles[largest.setdefault(handle.memory, index)].size:
+            largest[handle.memory] = index
+    return [largest[handle.memory] if handle.memory else index for index, handle in enumerate(handles)]
+
+
 def plan_parts(handles: Sequence[HandleNote], ordinals: Sequence[int]) -> list[DevicePart]:
     """One part for each device that has handles, handles in their given order. `ordinals`: the image's devices."""
     index_of = {ordinal: index for index, ordinal in enumerate(sorted(ordinals))}
+    owners = set(plan_owners(handles))
     parts = []
-    for number, device in enumerate(sorted({handle.device for handle in handles})):
-        indices = tuple(index for index, handle in enumerate(handles) if handle.device == device)
+    for number, device in enumerate(sorted({handles[index].device for index in owners})):
+        indices = tuple(index for index, handle in enumerate(handles) if handle.device == device and index in owners)
         sizes = tuple(handles[index].size for index in indices)
         parts.append(DevicePart(number, device, index_of[device], indices, sizes, sum(sizes)))
     return parts
@@ -80,10 +93,11 @@ class GpuData:
 
     def __init__(self, devices: Devices, handles: Sequence[HandleNote], uuids: dict[int, str]) -> None:
         self.handles = list(handles)
+        self.owners = plan_owners(handles)
         self.parts = plan_parts(handles, list(uuids))
         self._devices = devices
         self._uuids = uuids
-        self._memories: list[Memory] = []
+        self._memories: dict[int, Memory] = {}  # by the indices of the parts
 
     @property
     def size_bytes(self) -> int:
@@ -103,7 +117,12 @@ class GpuData:
 
     def create_all(self) -> None:
         """Take new memory of the same shape on the devices."""
-        self._fill(lambda device, indices: device.create_memories([self.handles[index].size for index in indices]))
+        self._fill(
+            lambda device, indices: device.create_memories(
+                [self.handles[index].size for index in indices],
+                [_node_here(self.handles[index].host_node) for index in indices],
+            )
+        )
 
     def _fill(self, make: Callable[[Device, Sequence[int]], list[Memory]]) -> None:
         """All memories of a device in one call, which is much cheaper than one each. All or none."""
@@ -116,22 +135,27 @@ class GpuData:
             for memory in made.values():
                 memory.release()
             raise
-        self._memories = [made[index] for index in range(len(self.handles))]
+        self._memories = made
 
     def export_all(self) -> list[int]:
-        """A descriptor for each created memory, owned by the caller; on failure none is left open."""
-        fds: list[int] = []
+        """A descriptor for each handle, of the memory created for it, owned by the caller; on failure none is left
+        open. Handles of the same memory get copies of one descriptor, by which they will be known again."""
+        fds: dict[int, int] = {}
         try:
-            fds.extend(memory.export_fd() for memory in self._memories)
+            for index, memory in self._memories.items():
+                fds[index] = memory.export_fd()
+            for index, owner in enumerate(self.owners):
+                if index != owner:
+                    fds[index] = os.dup(fds[owner])
         except BaseException:
-            close_all(fds)
+            close_all(list(fds.values()))
             raise
-        return fds
+        return [fds[index] for index in range(len(self.handles))]
 
     def release(self) -> None:
         """Unmap everything; the memory itself lives on while somebody holds a descriptor of it."""
-        memories, self._memories = self._memories, []
-        for memory in memories:
+        memories, self._memories = self._memories, {}
+        for memory in memories.values():
             memory.release()
 
     # ── whole memory: suspend and resume ────────────────────────────────────────────────────────────────────────
@@ -353,6 +377,11 @@ def split_positions(positions: array[int], cuts: Sequence[Cut]) -> list[array[in
         at = end
         begin += len(cut)
     return split
+
+
+def _node_here(node: int) -> int:
+    """The NUMA node for host memory that was on `node` of perhaps another machine; -1 stays."""
+    return node if node < 0 or Path(f"/sys/devices/system/node/node{node}").exists() else 0
 
 
 def copy_threads() -> int:

@@ -5,7 +5,7 @@ Each owns what it took here until its `run` is over. Must never free arena space
 
 from __future__ import annotations
 
-from woodfrog.operations import room
+from woodfrog.operations import room, sharing
 from woodfrog.operations.context import Context
 from woodfrog.operations.data import GpuData
 from woodfrog.operations.frozen import OnOneTarget
@@ -45,6 +45,11 @@ class FreezingOperation(OnOneTarget):
 
     def _quiesce(self) -> None:
         self._target.quiesce(self._timeout_s)
+
+    def _export(self) -> None:
+        """The target's memory to the keeper; RefusedError when processes outside of it share that."""
+        self._target.export()
+        sharing.settle([self._target])
 
     def _import(self) -> None:
         """Map what was handed over; the target waits for its driver meanwhile, not for this."""

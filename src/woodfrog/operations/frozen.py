@@ -22,7 +22,7 @@ from woodfrog.operations.data import close_all
 from woodfrog.operations.notes import HandleNote, Notes, Record, target_key
 from woodfrog.target.identity import Identity
 from woodfrog.target.link import AgentLink
-from woodfrog.target.memory import Mapping
+from woodfrog.target.memory import Mapping, Shared
 from woodfrog.target.process import ProcessTree
 from woodfrog.target.tracking import Tracked
 
@@ -48,6 +48,7 @@ class FrozenTarget:
         self.record = Record(context.keeper, target_key(notes.pid, notes.start_ticks))
         self.fds: list[int] = []
         self.mappings: list[Mapping] = []
+        self.shared: list[Shared] = []  # which of the handles other processes may have (operations/sharing.py)
         self.control_memory_offered = 0  # bytes, see `offer_control_memory`
         self.control_memory_taken = 0  # of them, by the driver; known once the target runs again
         self.quiesced_at: float = 0.0  # monotonic; when the target began to wait
@@ -115,8 +116,17 @@ class FrozenTarget:
         """The target passes a descriptor for each allocation, and the keeper has them when this returns."""
         with self.link().export_memory() as exported:
             self.mappings = exported.mappings
+            self.shared = exported.shared
+            host_nodes = {shared.handle: shared.host_node for shared in exported.shared}
             self.notes.handles = [
-                HandleNote(handle.handle, handle.size_bytes, handle.device, handle.kind) for handle in exported.handles
+                HandleNote(
+                    handle.handle,
+                    handle.size_bytes,
+                    handle.device,
+                    handle.kind,
+                    host_node=host_nodes.get(handle.handle, -1),
+                )
+                for handle in exported.handles
             ]
             self.fds = exported.fds.take()
         self.record.keep(self.notes, self.fds)

@@ -14,7 +14,7 @@ from woodfrog.driver import devices as driver_devices
 from woodfrog.errors import BadImageError
 from woodfrog.image import manifest as m
 from woodfrog.operations.context import Context
-from woodfrog.operations.data import DevicePart
+from woodfrog.operations.data import DevicePart, plan_owners
 from woodfrog.operations.frozen import FrozenTarget
 from woodfrog.operations.notes import Notes
 from woodfrog.operations.survey import Surveyed
@@ -67,9 +67,21 @@ class Draft:
         notes = target.notes
         index_of = {ordinal: index for index, ordinal in enumerate(sorted(notes.devices))}
         handles = [
-            m.Handle(handle.handle, part.device_index, handle.size, kind_number(handle.kind))
+            m.Handle(handle.handle, part.device_index, handle.size, kind_number(handle.kind), handle.host_node)
             for part in parts
             for handle in (notes.handles[index] for index in part.indices)
+        ]
+        owners = plan_owners(notes.handles)
+        shared = [
+            m.SharedHandle(
+                handle.handle,
+                notes.handles[owner].handle,
+                handle.size,
+                index_of[notes.handles[owner].device],
+                kind_number(handle.kind),
+            )
+            for index, (handle, owner) in enumerate(zip(notes.handles, owners, strict=True))
+            if index != owner
         ]
         return m.Manifest(
             kind="managed" if notes.managed else "driver-only",
@@ -88,6 +100,7 @@ class Draft:
             chunk_bytes=chunk_bytes,
             handles=handles,
             digests=digests,
+            shared=shared,
             allocations=m.Allocations.from_rows(
                 (
                     mapping.address,

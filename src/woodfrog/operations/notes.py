@@ -35,6 +35,9 @@ class HandleNote(msgspec.Struct, array_like=True, frozen=True, gc=False):
     size: int
     device: int
     kind: str  # by name, as wire.h has them
+    # 0: nobody else's. Else the same for all handles of an operation, of whatever process, that are this memory.
+    memory: int = 0
+    host_node: int = -1  # the NUMA node of host memory
 
     def to_handle(self) -> Handle:
         return Handle(self.handle, self.size, self.device, self.kind)

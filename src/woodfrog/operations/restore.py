@@ -207,10 +207,7 @@ class Restore(OnOneTarget):
             commands=[" ".join(process.command_line) for process in manifest.processes],
             devices={device.ordinal: here[device.uuid] for device in manifest.devices},
             gpu_pairs=all_gpu_pairs(pairs, _visible_gpus(manifest), list(self._context.devices.all())),
-            handles=[
-                HandleNote(handle.id, handle.size, manifest.devices[handle.device].ordinal, kind_name(handle.kind))
-                for handle in manifest.handles
-            ],
+            handles=_handle_notes(manifest),
             log_path=manifest.environment.log_path,
         )
 
@@ -411,6 +408,22 @@ def await_reaping(pids: list[int]) -> None:
             poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
         finally:
             os.close(pidfd)
+
+
+def _handle_notes(manifest: Manifest) -> list[HandleNote]:
+    """The image's handles, those that share memory numbered alike."""
+    ordinals = [device.ordinal for device in manifest.devices]
+    numbers = {owner: number for number, owner in enumerate(dict.fromkeys(one.of for one in manifest.shared), 1)}
+    owners = [
+        HandleNote(one.id, one.size, ordinals[one.device], kind_name(one.kind), numbers.get(one.id, 0), one.host_node)
+        for one in manifest.handles
+    ]
+    nodes = {one.id: one.host_node for one in manifest.handles}
+    # Behind their owners: of handles of one size the first stands for the memory.
+    return owners + [
+        HandleNote(one.id, one.size, ordinals[one.device], kind_name(one.kind), numbers[one.of], nodes[one.of])
+        for one in manifest.shared
+    ]
 
 
 def all_gpu_pairs(used: list[tuple[str, str]], visible: list[str], here: list[str]) -> list[tuple[str, str]]:

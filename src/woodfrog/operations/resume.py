@@ -126,8 +126,8 @@ class Resume:
         needed = {uuid: 0 if warm else room.gpu_control_state_bytes(notes.simulated) for uuid in notes.devices.values()}
         for uuid in [] if warm else list(needed)[:1]:
             needed[uuid] += notes.driver_bytes  # on which of them is not known
-        for handle in notes.handles:
-            needed[notes.devices[handle.device]] += handle.size
+        for part in self._data.parts:
+            needed[notes.devices[part.device]] += part.size_bytes
         return needed
 
     @property

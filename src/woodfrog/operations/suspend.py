@@ -149,7 +149,7 @@ class Suspend(FreezingOperation):
             return
         # Its memory will be filled by us: what it wrote since its last image is no measure of that any more.
         self._context.baselines.forget(target.identity)
-        target.export()
+        self._export()
         self._data = GpuData(self._context.devices, target.notes.handles, target.notes.devices)
         for part in self._data.parts:
             if part.device not in self._spaces:

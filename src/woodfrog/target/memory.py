@@ -66,12 +66,29 @@ class Mapping:
     kind: str
 
 
+@dataclass(frozen=True)
+class Shared:
+    """A handle whose memory other processes may have: exported by the application `exports` times, or `imported`, from
+    process `exporter` (0: not known). `kept_fd`: the interposer's own descriptor of it in the target. Host memory is
+    told of here too, shared or not: `host_node` is its NUMA node, -1 for memory of a device. `by_ipc`: exported by
+    cuIpcGetMemHandle, which only processes with the interposer can open."""
+
+    handle: int
+    exports: int
+    imported: bool
+    exporter: int
+    kept_fd: int
+    host_node: int
+    by_ipc: bool
+
+
 @dataclass
 class Exported:
     """What `export_memory` brought: `fds[k]` is the memory of `handles[k]`. Close it, or take the descriptors."""
 
     handles: list[Handle] = field(default_factory=list)
     mappings: list[Mapping] = field(default_factory=list)
+    shared: list[Shared] = field(default_factory=list)
     fds: Descriptors = field(default_factory=Descriptors)
 
     @property
@@ -94,6 +111,12 @@ class Exported:
             if len(self.mappings) + len(message.entries) > MAX_MAPPINGS:
                 raise wire.WireError(f"it reports more than {MAX_MAPPINGS} allocations")
             self.mappings += [_mapping(entry) for entry in message.entries]
+        elif message.type == "shared_batch":
+            if message.fds:
+                raise wire.WireError("what is shared came with descriptors")
+            if len(self.shared) + len(message.entries) > MAX_HANDLES:
+                raise wire.WireError(f"it shares more than {MAX_HANDLES} handles")
+            self.shared += [_shared(entry) for entry in message.entries]
         else:
             raise wire.WireError(f"a {message.type} came in answer to export_memory")
 
@@ -110,6 +133,9 @@ class Exported:
                 raise wire.WireError(f"the allocation at {mapping.address:#x} reaches past its handle")
             if mapping.device != owner.device:
                 raise wire.WireError(f"the allocation at {mapping.address:#x} lies on another device than its handle")
+        for shared in self.shared:
+            if shared.handle not in sizes:
+                raise wire.WireError(f"it shares handle {shared.handle}, which was not exported")
 
     def close(self) -> None:
         self.fds.close()
@@ -158,6 +184,18 @@ def _mapping(entry: wire.Values) -> Mapping:
         offset_bytes=entry["offset"],
         device=_device(entry["device"]),
         kind=_kind(entry["kind"]),
+    )
+
+
+def _shared(entry: wire.Values) -> Shared:
+    return Shared(
+        handle=entry["handle"],
+        exports=entry["exports"],
+        imported=bool(entry["imported"]),
+        exporter=entry["exporter"],
+        kept_fd=entry["kept_fd"],
+        host_node=entry["host_node"],
+        by_ipc=bool(entry["by_ipc"]),
     )
 
 

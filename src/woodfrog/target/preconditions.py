@@ -47,13 +47,13 @@ _REPORTED = {
     ),
     "imported_memory": (
         Scope.ALL,
-        "The target has mapped GPU memory of another process, which the driver cannot restore.",
-        "Checkpoint before it is imported, or let the target release it first.",
+        "The target shares GPU memory in a way that woodfrog does not follow (a fabric handle, or a memory pool's).",
+        "Share it by file descriptor (cuMemExportToShareableHandle) or by a legacy IPC handle, or release it first.",
     ),
     "legacy_ipc": (
         Scope.ALL,
-        "The target shares GPU memory by CUDA IPC, which this driver cannot checkpoint.",
-        "Run the processes with driver 610 or newer as one job, or without CUDA IPC (PyTorch: no shared CUDA tensors).",
+        "The target shares memory that the driver allocated by CUDA IPC, which this driver cannot checkpoint.",
+        "Start it without WOODFROG_DRIVER_ALLOC, and all processes that share with it by `woodfrog run`.",
     ),
     "multicast": (
         Scope.ALL,

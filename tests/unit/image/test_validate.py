@@ -11,7 +11,7 @@ import small_images
 from woodfrog.errors import BadImageError
 from woodfrog.image import validate
 from woodfrog.image.chunks import packed
-from woodfrog.image.manifest import Allocations, CpuState, FileRecord, Handle, Manifest
+from woodfrog.image.manifest import Allocations, CpuState, FileRecord, Handle, Manifest, SharedHandle
 
 GOOD = small_images.manifest()
 SIZE = small_images.CHUNK_BYTES
@@ -55,6 +55,12 @@ CONTRADICTIONS: dict[str, dict[str, Any]] = {
     "a handle away from the others of its GPU": {"handles": [GOOD.handles[2], *GOOD.handles[:2]]},
     "another size of chunk": {"chunk_bytes": 2 * SIZE},
     "a handle's number too large": {"handles": changed_handle(0, id=1 << 64)},
+    "a shared handle of none": {"shared": [SharedHandle(9, 8, SIZE, 0, 2)]},
+    "a shared handle larger than its memory": {"shared": [SharedHandle(9, GOOD.handles[0].id, 1 << 40, 0, 2)]},
+    "a shared handle on another GPU": {"shared": [SharedHandle(9, GOOD.handles[0].id, 1, 1, 2)]},
+    "a shared handle that is one of the others": {
+        "shared": [SharedHandle(GOOD.handles[1].id, GOOD.handles[0].id, 1, 0, 2)]
+    },
     "columns of different lengths": {"allocations": columns(size=GOOD.allocations.size[:-8])},
     "half an entry": {"allocations": columns(size=GOOD.allocations.size[:-3])},
     "an allocation outside of its handle": {"allocations": Allocations.from_rows([(1 << 40, SIZE, 0x1001, 1, 0, 0)])},

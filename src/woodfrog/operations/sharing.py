@@ -1,0 +1,187 @@
+"""Which handles of a target's processes are the same physical memory, and whether all who share it are in the target.
+
+Runs between export and release, when nothing has changed yet in any process. Descriptors tell what is one memory
+(target/same_file.py); the interposers tell what was exported, imported, and by whom. Must never let an operation go on
+when memory is shared with a process outside: that one would keep the old memory while the target gets new.
+
+What can be seen: every descriptor of shared memory that a process of this user has open, and with it every importer
+that runs under woodfrog (its interposer keeps one open). What cannot be seen: an importer without interposer that has
+closed its descriptor, and a descriptor on its way through a socket. So memory with fewer importers in the target than
+it was exported times is refused while there is a process, outside of the target and without interposer, that has the
+GPU open.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from woodfrog.errors import RefusedError, TargetState
+from woodfrog.operations.frozen import FrozenTarget
+from woodfrog.target import procfs, same_file
+from woodfrog.target.memory import Shared
+
+KEEPER_NAME = "woodfrog-keeper"[:15]  # as the kernel keeps names; it holds what is being handed over
+_DRIVER_LIBRARY = "/libcuda.so"
+_INTERPOSER = "libwoodfrog_interpose.so"
+
+
+@dataclass(frozen=True)
+class Use:
+    """One handle of shared memory, in one process."""
+
+    target: FrozenTarget
+    index: int  # of the handle, among the target's
+    shared: Shared
+
+    @property
+    def pid(self) -> int:
+        return self.target.notes.pid
+
+    @property
+    def fd(self) -> int:
+        return self.target.fds[self.index]
+
+    @property
+    def size_bytes(self) -> int:
+        return self.target.notes.handles[self.index].size
+
+
+def settle(targets: Sequence[FrozenTarget]) -> None:
+    """Number the memory that handles share (HandleNote.memory), in the notes and in the keeper's copy of them.
+
+    `targets`: all processes of the target that use a GPU, each exported and none released. RefusedError names the
+    process that shares memory with one outside; then nothing has changed.
+    """
+    uses = list(_uses(targets))
+    if not uses:
+        return
+    groups = [[uses[position] for position in group] for group in same_file.groups([use.fd for use in uses])]
+    _require_inside(groups, targets)
+    numbers = itertools.count(1)
+    changed: dict[int, FrozenTarget] = {}
+    for group in groups:
+        if len(group) == 1:
+            continue
+        number = next(numbers)
+        for use in group:
+            notes = use.target.notes
+            notes.handles[use.index] = msgspec.structs.replace(notes.handles[use.index], memory=number)
+            changed[use.pid] = use.target
+    for target in changed.values():
+        target.record.update(target.notes)
+
+
+def _uses(targets: Iterable[FrozenTarget]) -> Iterator[Use]:
+    for target in targets:
+        index_of = {handle.handle: index for index, handle in enumerate(target.notes.handles)}
+        for shared in target.shared:
+            if not (shared.exports or shared.by_ipc or shared.imported):
+                continue  # host memory that nobody else has
+            yield Use(target, index_of[shared.handle], shared)
+
+
+def _require_inside(groups: Sequence[Sequence[Use]], targets: Sequence[FrozenTarget]) -> None:
+    inside = {pid for target in targets for pid in (target.notes.pid, *target.notes.tree)}
+    for group in groups:
+        _require_exporter(group, inside)
+    _require_no_other_holder(groups, inside)
+    unmatched = [group[0] for group in groups if _exports(group) > sum(use.shared.imported for use in group)]
+    stranger = next(_strangers(inside), None) if unmatched else None
+    if stranger is not None:
+        use = unmatched[0]
+        raise _refused(
+            use,
+            f"process {use.pid} has exported {_size(use)} of GPU memory more often than processes of the target have "
+            f"it imported, and process {stranger}, outside of the target and without woodfrog, uses the GPU and may "
+            "have it",
+            advice="run all processes that share GPU memory as one target under `woodfrog run`, or end that process",
+        )
+
+
+def _exports(group: Sequence[Use]) -> int:
+    return sum(use.shared.exports for use in group)
+
+
+def _require_exporter(group: Sequence[Use], inside: set[int]) -> None:
+    """Memory that was imported must come from the target."""
+    if _exports(group) or any(use.shared.by_ipc for use in group):
+        return
+    use = group[0]
+    exporter = next((one.shared.exporter for one in group if one.shared.exporter), 0)
+    if exporter not in inside:
+        who = f"process {exporter}, which is" if exporter else "a process that is"
+        raise _refused(
+            use,
+            f"process {use.pid} has imported {_size(use)} of GPU memory from {who} not part of the target",
+            advice="give the process that both descend from, or let the memory be released first",
+        )
+    # The exporter has given its own handle up. How much memory it is only a mapping tells.
+    mapped = {(one.pid, mapping.handle) for one in group for mapping in one.target.mappings}
+    if not any((one.pid, one.shared.handle) in mapped for one in group):
+        raise _refused(
+            use,
+            f"process {use.pid} has imported GPU memory that process {exporter} has given up, and not mapped it, so "
+            "that nobody can say how much it is",
+            advice="try again when it has mapped or released it",
+        )
+
+
+def _require_no_other_holder(groups: Sequence[Sequence[Use]], inside: set[int]) -> None:
+    ours = {group[0].fd: group for group in groups}
+    kept = {(use.pid, use.shared.kept_fd) for group in groups for use in group}
+    for holder in same_file.holders(list(ours), _others()):
+        if (holder.pid, holder.descriptor) in kept:
+            continue
+        use = ours[holder.ours][0]
+        if holder.pid in inside:
+            raise _refused(
+                use,
+                f"process {holder.pid} still has a descriptor ({holder.descriptor}) open of {_size(use)} of GPU memory "
+                "that it shares",
+                advice="let it close the descriptor once it is imported, or try again later",
+            )
+        raise _refused(
+            use,
+            f"process {holder.pid}, which is not part of the target, shares {_size(use)} of GPU memory with process "
+            f"{use.pid}",
+            advice="give the process that both descend from, or let the memory be released first",
+        )
+
+
+def _others() -> Iterator[int]:
+    """Every process but those that hold the descriptors for us."""
+    for pid in procfs.pids():
+        if pid != os.getpid() and (procfs.text(pid, "comm") or "").rstrip("\n") != KEEPER_NAME:
+            yield pid
+
+
+def _strangers(inside: set[int]) -> Iterator[int]:
+    """Processes of this user, outside of the target, that use the GPU without our interposer."""
+    for pid in _others():
+        if pid in inside or _is_daemon(pid):
+            continue
+        try:
+            maps = procfs.text(pid, "maps") or ""
+        except PermissionError:
+            continue
+        if _DRIVER_LIBRARY in maps and _INTERPOSER not in maps:
+            yield pid
+
+
+def _is_daemon(pid: int) -> bool:
+    return "woodfrog.daemon" in procfs.command_line(pid)
+
+
+def _size(use: Use) -> str:
+    return f"{use.size_bytes >> 20} MiB"
+
+
+def _refused(use: Use, reason: str, advice: str) -> RefusedError:
+    return RefusedError(
+        reason, advice=advice, pid=use.pid, target_state=TargetState.RUNNING, details={"code": "shared_memory"}
+    )
