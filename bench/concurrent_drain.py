@@ -5,14 +5,16 @@ For each size the target is checkpointed into an empty store each time, so that 
 
 * auto, stop   woodfrog.checkpoint(concurrent=…), each without and with the CPU side
 * driver       cuCheckpointProcess{Lock,Checkpoint,Restore,Unlock} on the same program without the interposer
-* torch.save, dcp.async_save   the program saves its model and optimizer itself (targets/saving.py)
+* torch.save, dcp.async_save   the program saves its model and optimizer itself (targets/saving.py): no gradients, so
+  12 of the 16 bytes a parameter. A baseline for which the host has no memory is not begun, and its row says so
 
 As the target sees it: `lost_s` is the time from its last step before the operation to its first one after all of it,
 less what that many usual steps take, so it has the stall and what the drain and the writing slow down.
 
 summary, the worse of the sizes: stall_beyond_floor_ms (the stall without the CPU side, less the driver's own calls in
-it), drain_iteration_speed (of the steps while it drains; 1 if it had drained before the target ran on),
-effective_ratio_1min and _5min (1 - lost_s / interval, with the CPU side); per size and way with a suffix.
+it; driver_s_… says what those took, which copies beside them may slow), drain_iteration_speed (of the steps while it
+drains; 1 if it had drained before the target ran on), effective_ratio_1min and _5min (1 - lost_s / interval, with the
+CPU side); per size and way with a suffix.
 
 Results go to concurrent.json. (A file concurrent.py in this folder would hide Python's own module from the others.)
 
@@ -21,6 +23,7 @@ On a machine without a GPU: put the simulated driver's folder into LD_LIBRARY_PA
 
 from __future__ import annotations
 
+import bisect
 import os
 import shutil
 import sys
@@ -29,6 +32,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 import driver_baseline
 import harness
@@ -44,6 +49,15 @@ GOALS = {
 INTERVALS_S = {"1min": 60.0, "5min": 300.0}
 WAYS = ("auto", "stop")
 SAVES = {"torch": "torch_save", "async": "dcp_async_save"}
+# Of the time budget, for woodfrog's own checkpoints; sizes share it by their bytes and START_GIB more for the start.
+WOODFROG_SHARE, START_GIB = 0.65, 10.0
+# What a baseline is expected to take: the start, and then the driver's 9.7 to 15.9 s + 2.9 s for 16 GiB, or two
+# savings at the 2.7 to 3.5 GB/s of pageable memory (FACTS section 1; of 16 bytes a parameter 12 are saved).
+START_S = 25.0
+SECONDS_PER_GIB = {"driver": 1.2, "torch": 0.6, "async": 0.9}
+# Host memory for each byte of state: the driver's copy; the file in memory; that and the copy it is written from.
+HOST_MEMORY = {"driver": 1.0, "torch": 0.75, "async": 1.5}
+SPARE_GIB = 8.0
 CALM_STEPS = 12  # before and between operations, for the usual time of a step
 
 
@@ -77,26 +91,35 @@ def options(name: str, size_gib: float) -> list[str]:
 
 
 def speed(log: target_process.Log, begin_s: float, end_s: float, usual_s: float) -> float | None:
-    """The speed of the steps in an interval, 1 as usual; None if no step lies in it."""
-    gaps = log.gaps_s(begin_s, end_s)[1:-1] or log.gaps_s(begin_s, end_s)[1:]
-    return usual_s * len(gaps) / sum(gaps) if end_s > begin_s and gaps else None
+    """The speed of the steps in an interval, 1 as usual; None if no step begins in it. A drain is a few steps long, so
+    the one that outlasts it counts too, and all that the steps took too long is laid at the interval's door."""
+    times = [line["time_s"] for line in log.lines]
+    first = bisect.bisect_left(times, begin_s)  # the end of the step in which the target stood
+    last = bisect.bisect_left(times, end_s)
+    if first >= last or last >= len(times):
+        return None
+    span_s = end_s - times[first]
+    excess_s = times[last] - times[first] - (last - first) * usual_s
+    return max(0.0, 1.0 - excess_s / span_s)
 
 
 def measure_woodfrog(
-    results: harness.Results, budget: harness.Budget, name: str, size_gib: float, arguments: Any
+    results: harness.Results, budget: harness.Budget, budget_s: float, name: str, size_gib: float, arguments: Any
 ) -> dict[tuple[str, bool], list[dict[str, Any]]]:
-    """Checkpoints in every way, with and without the CPU side; their rows by (way, cpu)."""
+    """Checkpoints in every way, with and without the CPU side, each once and again in `budget_s` seconds; their rows by
+    (way, cpu)."""
     import woodfrog
 
     rows: dict[tuple[str, bool], list[dict[str, Any]]] = {}
     longest_s = 0.0
     with target_process.interposed(name, options(name, size_gib), arguments.work, f"concurrent-{size_gib:g}") as target:
         target.wait_start()
+        share = harness.Budget(min(budget.left_s, budget_s))
         # The first one of each size populates the arena: it is reported, as number 0, and not counted.
         plan = [("auto", False, 0)]
         plan += [(way, cpu, n) for n in range(1, arguments.repetitions + 1) for cpu in (False, True) for way in WAYS]
         for way, cpu, number in plan:
-            if number > 1 and not budget.allows(2 * longest_s):
+            if number > 1 and not share.allows(2 * longest_s):
                 break
             target.wait_more_steps(CALM_STEPS)
             marks = Marks()
@@ -187,6 +210,7 @@ def summarise(results: harness.Results, size_gib: float, rows: dict[tuple[str, b
     for (way, cpu), some in rows.items():
         label = f"{way}{'_cpu' if cpu else ''}_{size_gib:g}gib"
         summary[f"stall_s_{label}"] = median(some, "stall_s")
+        summary[f"driver_s_{label}"] = median(some, "driver_s")
         summary[f"stall_beyond_floor_ms_{label}"] = 1e3 * median(some, "stall_beyond_floor_s")
         for interval, ratio in ratios(median(some, "lost_s")).items():
             summary[f"effective_ratio_{interval}_{label}"] = ratio
@@ -223,9 +247,18 @@ def main() -> int:
             failures.append(f"{what}, {size_gib:g} GiB: {failure}")
             results.add(kind=what, size_gib=size_gib, **harness.error_members(failure))
 
-    def baseline(what: str, size_gib: float, expected_s: float, measure: Any) -> None:
-        if what in arguments.without or not budget.allows(expected_s):
-            results.add(kind=what, size_gib=size_gib, not_measured="left out, or the time budget was used up")
+    def baseline(what: str, size_gib: float, measure: Any) -> None:
+        needed_gib = HOST_MEMORY[what] * size_gib + SPARE_GIB
+        available_gib = psutil.virtual_memory().available / harness.GIB
+        reason = ""
+        if what in arguments.without:
+            reason = "left out"
+        elif not budget.allows(START_S + SECONDS_PER_GIB[what] * size_gib):
+            reason = "the time budget was used up"
+        elif not arguments.quick and available_gib < needed_gib:
+            reason = f"it needs {needed_gib:.0f} GiB of host memory, and {available_gib:.0f} GiB are there"
+        if reason:
+            results.add(kind=SAVES.get(what, what), size_gib=size_gib, not_measured=reason)
             return
 
         def measured() -> None:
@@ -234,23 +267,18 @@ def main() -> int:
 
         attempt(what, size_gib, measured)
 
+    shares = [START_GIB + size_gib for size_gib in sizes]
+    for size_gib, share in zip(sizes, shares, strict=True):
+        share_s = WOODFROG_SHARE * arguments.budget_s * share / sum(shares)
+
+        def woodfrog_ways(size_gib: float = size_gib, share_s: float = share_s) -> None:
+            summarise(results, size_gib, measure_woodfrog(results, budget, share_s, name, size_gib, arguments))
+
+        attempt("woodfrog", size_gib, woodfrog_ways)
     for size_gib in sizes:
-        attempt(
-            "woodfrog",
-            size_gib,
-            lambda size_gib=size_gib: summarise(
-                results, size_gib, measure_woodfrog(results, budget, name, size_gib, arguments)
-            ),
-        )
-    for size_gib in sizes:
-        baseline("driver", size_gib, 30 + 2 * size_gib, lambda s=size_gib: measure_driver(results, name, s, arguments))
+        baseline("driver", size_gib, lambda s=size_gib: measure_driver(results, name, s, arguments))
         for mode in SAVES if name == "train_gpt2" else ():
-            baseline(
-                mode,
-                size_gib,
-                40 + 3 * size_gib,
-                lambda m=mode, s=size_gib: measure_saving(results, m, s, arguments),
-            )
+            baseline(mode, size_gib, lambda m=mode, s=size_gib: measure_saving(results, m, s, arguments))
     harness.finish(results, GOALS, failures)
     return 1 if any(text.startswith("woodfrog") for text in failures) else 0
 

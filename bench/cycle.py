@@ -31,7 +31,7 @@ STEP_PACE_MS = 1.0
 # Expected seconds of one driver-only cycle, to keep within the budget: 16 GiB took 9.7 to 15.9 s + 2.9 s on an H200.
 DRIVER_SECONDS_PER_GIB = 1.1
 # The phases of DESIGN section 3 that a leave-running target waits for; the drain is measured apart (data_path.py).
-STALL_PHASES = ("quiesce", "handover", "control", "return")
+STALL_PHASES = ("quiesce", "handover", "control", "restore", "return")
 
 
 def options(size_gib: float, buffers: int) -> list[str]:

@@ -254,7 +254,7 @@ for name in $stages; do
             ;;
         incremental) bench incremental 450 60 ;;
         shadow) bench shadow 400 60 ;;
-        concurrent) bench concurrent_drain 560 80 ;;
+        concurrent) bench concurrent_drain 480 80 ;;
         switch) bench switch 300 60 ;;
         driver_path) bench driver_path 330 80 ;;
         trace)

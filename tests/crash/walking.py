@@ -21,7 +21,11 @@ WAYS: dict[str, tuple[str, tuple[str, ...]]] = {
     "checkpoint": ("checkpoint", tuple(phase for phase in PHASES["checkpoint"] if phase not in ("precopy", "end"))),
     "checkpoint and stop": (
         "checkpoint",
-        tuple(phase for phase in PHASES["checkpoint"] if phase not in ("precopy", "capture", "return")),
+        tuple(
+            phase
+            for phase in PHASES["checkpoint"]
+            if phase not in ("precopy", "snapshot", "capture", "restore", "return")
+        ),
     ),
     "checkpoint with precopy": ("checkpoint", ("precopy",)),  # its other phases are those of "checkpoint"
     "suspend": ("suspend", PHASES["suspend"]),

@@ -1,10 +1,12 @@
 """`checkpoint`: an image of a running target, which then runs on, or (`stop`) ends once the image is durable.
 
 Phases: survey, prepare, quiesce, handover, then control and cpu with import and hash beside them: only what is new to
-the store crosses the bus. Leave-running goes on with return as soon as that is captured (copied within the GPU's
-memory, or drained where that is full), and drains and writes while the target runs; stop drains and writes before it
-commits, and ends the target last. Must never end a target without a committed image, never commit what was not drained
-whole, and never let a target run before all that is new has left its memory.
+the store crosses the bus. Leave-running begins with a snapshot, a copy of all memory within the GPU's, and goes on with
+return once that is made: it is hashed, drained and written while the target runs. Without room for all of it the
+target's memory is hashed first and only what is new is captured (copied, or drained where even that does not fit). The
+driver brings its state back beside all this. Stop drains and writes before it commits, and ends the target last. Must
+never end a target without a committed image, never commit what was not drained whole, and never let a target run before
+all that is new has left its memory.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from woodfrog.operations.phases import Beside, Emit, Phase, Step
 from woodfrog.operations.precopy import Precopy
 from woodfrog.operations.rings import take_rings
 from woodfrog.operations.space import Space
+from woodfrog.operations.staging import first_positions
 from woodfrog.operations.survey import Surveyed, survey
 from woodfrog.target.process import ProcessTree
 
@@ -45,7 +48,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-STALL_PHASES = ("quiesce", "handover", "control", "cpu", "return")  # the target waits for these, one after the other
+STALL_PHASES = (
+    "quiesce",
+    "handover",
+    "control",
+    "cpu",
+    "restore",
+    "return",
+)  # the target waits for these, one after the other
 REAP_TIMEOUT_S = 5.0  # of what is our own child; the reaper's thread does it within milliseconds
 
 
@@ -153,9 +163,12 @@ class Checkpoint(FreezingOperation):
         if request.stop:
             end = Phase("end", self._end, limit_s=limits.long_s)
             return [*begin, quiesce, handover, Beside([import_, hash_, drain, write], [control, *cpu]), commit, end]
+        snapshot = Phase("snapshot", self._snapshot, self._release_copies, limit_s=limits.long_s)
         capture = Phase("capture", self._capture, self._release_copies, limit_s=limits.long_s)
-        back = Phase("return", self._return, limit_s=limits.driver_s, after=capture.name)
-        beside = Beside([import_, hash_, capture, drain], [control, *cpu, back])
+        restore = Phase("restore", self._restore, limit_s=limits.driver_s)
+        captured = (snapshot.name, capture.name)
+        back = Phase("return", self._return, limit_s=limits.driver_s, after=captured, ready=self._is_whole)
+        beside = Beside([import_, snapshot, hash_, capture, drain], [control, *cpu, restore, back])
         return [*begin, quiesce, handover, beside, write, commit]
 
     # ── phases ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -223,6 +236,8 @@ class Checkpoint(FreezingOperation):
             returning_bytes = surveyed.driver_bytes + room.gpu_control_state_bytes(surveyed.simulated)
             free_bytes = {one.ordinal: context.devices.by_uuid(one.uuid).free_bytes() for one in surveyed.devices}
             self._allowance = Allowance(free_bytes, returning_bytes)
+            for device in surveyed.devices:
+                first_positions(device.owned_bytes // chunk_bytes)
         self._frozen = FrozenTarget(context, surveyed.notes("checkpoint", stop=request.stop, store=request.store))
         self._frozen.notes.image = plan.name
         self._frozen.notes.directory = str(self._writer.directory)
@@ -331,6 +346,16 @@ class Checkpoint(FreezingOperation):
                 log_directory=folder,
             )
 
+    def _snapshot(self) -> None:
+        if self._data is not None and self._increment is not None and self._increment.plan_snapshot():
+            progress = self._data.new_progress()
+            with self.runner.counting("snapshot", progress):
+                self._increment.snapshot(progress)
+
+    def _is_whole(self) -> bool:
+        """Whether nothing that is still to be done looks at the target's memory."""
+        return self._increment is not None and self._increment.whole
+
     def _capture(self) -> None:
         if self._data is not None and self._increment is not None and self._data.parts:
             progress = self._increment.plan_capture()
@@ -346,8 +371,11 @@ class Checkpoint(FreezingOperation):
         with self.runner.counting("drain", progress):
             (increment.capture if self._request.stop else increment.drain)(progress)
 
+    def _restore(self) -> None:
+        self._target.bring_back_driver()
+
     def _return(self) -> None:
-        self._target.bring_back()
+        self._target.bring_back_memory()
         self._release_data()
         self._target.close()
 

@@ -1,6 +1,7 @@
 """Which way a target that runs on is spared the wait for its data, and how much of the GPU's memory that may take.
 
-    copy   what is new is copied within the GPU's memory, and drains from there while the target runs
+    copy   a copy of all memory is made within the GPU's, and hashed and drained while the target runs; where there is
+           no room for that, what is new is looked for first, and only that is copied
     stop   it drains before the target runs on
     auto   copy, as far as there is room, and stop for the rest
 
@@ -32,6 +33,7 @@ class DeviceWay:
     drained_bytes: int
     free_bytes: int  # of the device's memory, when it was decided
     allowed_bytes: int  # of these, what copies might take
+    snapshot_bytes: int = 0  # of all memory, copied before it was known what is new
 
     @property
     def way(self) -> str:
@@ -47,6 +49,7 @@ class DeviceWay:
             "drained_bytes": self.drained_bytes,
             "free_bytes": self.free_bytes,
             "allowed_bytes": self.allowed_bytes,
+            "snapshot_bytes": self.snapshot_bytes,
         }
 
 

@@ -168,13 +168,25 @@ class FrozenTarget:
 
     def bring_back(self) -> None:
         """From wherever the target is to running, and out of the keeper. Safe to repeat; TargetLostError if dead."""
+        self.bring_back_driver()
+        self.bring_back_memory()
+
+    def bring_back_driver(self) -> None:
+        """The first half of `bring_back`: all but its memory, which the daemon may still be reading."""
+        self._check_worth()
+        self.continue_stopped()
+        self.restore_driver()
+
+    def bring_back_memory(self) -> None:
+        """The second half: the memory, and the gate opens."""
+        self._check_worth()
+        self.return_and_resume()
+        self.record.drop()
+
+    def _check_worth(self) -> None:
         if not self.alive:
             self.record.drop()  # nobody needs that memory any more
         self.check_alive()
-        self.continue_stopped()
-        self.restore_driver()
-        self.return_and_resume()
-        self.record.drop()
 
     def continue_stopped(self) -> None:
         """Processes that a dump left stopped run again."""

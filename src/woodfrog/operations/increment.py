@@ -1,8 +1,9 @@
 """What is new in a target's GPU memory, on its way to the store: hash, look up, capture, drain, write.
 
 Only chunks whose digest the store lacks cross the bus (with `everything` all of them do, and each is compared with its
-digest in host memory). The target waits for `hash` and `capture`; after these its memory is not looked at any more.
-This must never write a chunk that does not have the digest which was taken where the target left it.
+digest in host memory). Where the GPU has room, `snapshot` copies all memory within it, and nothing after that looks at
+the target's own (`whole`). Else the target waits for `hash` and `capture`. This must never write a chunk that does not
+have the digest which was taken while the target was at rest, or of a copy that was made then.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
 
 
 class Increment:
-    """One checkpoint's GPU data. Use once, in this order: hash, capture, drain, write; `release` at the end, whatever
-    happened.
+    """One checkpoint's GPU data. Use once, in this order: snapshot (may be left out), hash, capture, drain, write;
+    `release` at the end, whatever happened.
 
     `spaces` (by the target's device ordinal) are the caller's to free; this may take more into them. `in_background`:
     whether the target runs again, so that copies of its own have to be let through."""
@@ -69,6 +70,7 @@ class Increment:
             for part, cut in zip(data.parts, data.cuts(writer.chunk_bytes), strict=True)
         ]
         self.amounts = Amounts()
+        self.whole = False  # the snapshot is made: the target's memory is not looked at any more
 
     @property
     def digests(self) -> bytes:
@@ -93,12 +95,34 @@ class Increment:
         """What was done on each device."""
         return [part.way for part in self._parts]
 
+    def plan_snapshot(self) -> bool:
+        """Take device memory for a copy of all memory; False, and none is taken, unless each device has room for it."""
+        allowance = self._allowance
+        if allowance is None or not self._parts:
+            return False
+        if all(part.plan_snapshot(allowance) for part in self._parts):
+            return True
+        self.release()
+        return False
+
+    def snapshot(self, progress: JointProgress) -> None:
+        """All memory to where `plan_snapshot` made room."""
+        self._data.each_device(lambda part, mine: self._parts[part.number].snapshot(mine), progress)
+        self.whole = True
+
     def hash(self, progress: JointProgress) -> None:
-        """Digests of all memory where it lies, and which of them are new to the store."""
+        """Digests of all memory where it lies, or of the snapshot, and which of them are new to the store."""
         clean = self._clean
         skips = clean is not None and not self._check_clean
         known = clean.parts if clean is not None and skips else ()
-        digests = self._data.hash(self._writer.chunk_bytes, progress, known)
+        if self.whole:
+
+            def one_device(part: DevicePart, mine: Progress) -> bytes:
+                return self._parts[part.number].hash_snapshot(known[part.number] if known else None, mine)
+
+            digests: list[bytes] = self._data.each_device(one_device, progress)
+        else:
+            digests = self._data.hash(self._writer.chunk_bytes, progress, known)
         if clean is not None and self._check_clean:
             clean.check(digests)
         cuts = [part.cut for part in self._parts]

@@ -1,16 +1,17 @@
 """What is new in a target's memory on one device, on its way: captured where it lies, drained, stored.
 
-Chunks that have to move are taken in the order of the memory. The first `staged` of them are copied within the GPU's
+Chunks that have to move are taken in the order of the memory. Either a snapshot was made first, a copy of all chunks
+within the GPU's memory, whose digests are then the image's. Or the first `staged` of them are copied within the GPU's
 memory, the others drain to the arena at once; later the copies drain too. What the arena cannot hold goes on to the
-store in batches. Each chunk is compared with its digest, which was taken while the target was at rest: copies in the
-GPU's memory when they are made, everything else on its way into the store. Used by one thread at a time.
+store in batches. Each chunk is compared with its digest: copies of some chunks in the GPU's memory before they drain,
+everything on its way into the store. Used by one thread at a time.
 """
 
 from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -27,10 +28,11 @@ from woodfrog.operations.phases import CUDA_ERROR_OUT_OF_MEMORY
 from woodfrog.operations.precopy import Precopy
 from woodfrog.operations.rings import take_rings
 from woodfrog.operations.space import Space
-from woodfrog.operations.staging import Staging
+from woodfrog.operations.staging import Staging, first_positions
 
 if TYPE_CHECKING:
     from woodfrog._native.transfer import Device, Progress
+    from woodfrog.operations.clean import CleanPart
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +71,8 @@ class PartIncrement:
         self._in_background = in_background
         self._staging: Staging | None = None
         self._staged = 0
+        self._slots: Sequence[int] = range(0)  # of the staging: where the first `staged` of `moved` are
+        self._snapshot_bytes = self._free_bytes = self._allowed_bytes = 0
         self._way = DeviceWay(part.device, 0, 0, 0, 0)
         self._streams = False  # of what is drained next: it goes to the store in batches
         self._kept: list[Kept] = []
@@ -85,6 +89,50 @@ class PartIncrement:
         self.moved = array("I", range(len(self.cut))) if self._everything else new
         if precopy is not None:
             self._precopied, self.moved = precopy.take(self.cut, digests, new)
+        if self._snapshot_bytes and self._staging is not None:
+            self._staged, self._slots = len(self.moved), self.moved
+            self._staging.keep(self._slots)
+
+    # ── a snapshot of everything ────────────────────────────────────────────────────────────────────────────────
+
+    def plan_snapshot(self, allowance: Allowance) -> bool:
+        """Take device memory for a copy of every chunk; False when there is no room."""
+        device = self._data.device_of(self.part)
+        self._free_bytes, self._allowed_bytes = allowance.of(self.part.device, device)
+        if len(self.cut) * self._chunk_bytes > self._allowed_bytes:
+            return False
+        try:
+            self._staging = Staging(device, len(self.cut), self._chunk_bytes)
+        except RuntimeError as failure:
+            if getattr(failure, "code", None) != CUDA_ERROR_OUT_OF_MEMORY:
+                raise
+            log.info("no device memory for a snapshot after all: %s; what is new is looked for first", failure)
+            return False
+        return True
+
+    def snapshot(self, moving: Progress) -> None:
+        """Every chunk to the slot of its position."""
+        assert self._staging is not None
+        self._data.capture_chunks(self.part, first_positions(len(self.cut)), self._staging, moving)
+        self._snapshot_bytes = self.cut.size_bytes
+
+    def hash_snapshot(self, clean: CleanPart | None, moving: Progress) -> bytes:
+        """The digests of all chunks; of `clean` parts only what their runs name is read."""
+        from woodfrog._native import transfer
+
+        assert self._staging is not None
+        short = self._short(range(len(self.cut)))
+        if clean is None:
+            return transfer.hash_device(self._staging.hashed(short), chunk_bytes=self._chunk_bytes, progress=moving)
+        runs = [(run.position, run.position + run.end - run.first) for run in clean.runs]
+        pieces = self._staging.hashed(short, runs)
+        return clean.fill(
+            transfer.hash_device(pieces, chunk_bytes=self._chunk_bytes, progress=moving) if pieces else b""
+        )
+
+    def _short(self, positions: Sequence[int]) -> list[tuple[int, int]]:
+        """Index and size of those of these ascending positions whose chunks are short."""
+        return [(at, self.cut.sizes[positions[at]]) for at in self.cut.short_among(positions)]
 
     # ── while the target waits ──────────────────────────────────────────────────────────────────────────────────
 
@@ -92,6 +140,11 @@ class PartIncrement:
         """Take device memory for copies and room in the arena for the rest. (bytes to move, bytes to store) by
         `capture`."""
         moved_bytes = self.cut.bytes_at(self.moved)
+        if self._snapshot_bytes:
+            self._way = DeviceWay(
+                self.part.device, moved_bytes, 0, self._free_bytes, self._allowed_bytes, self._snapshot_bytes
+            )
+            return 0, 0
         free = allowed = 0
         if allowance is not None and self.moved:
             device = self._data.device_of(self.part)
@@ -106,9 +159,10 @@ class PartIncrement:
 
     def capture(self, moving: Progress, writing: Progress) -> None:
         """What is new out of the target's memory: from now on that may change."""
+        if self._snapshot_bytes:
+            return
         if self._staging is not None:
             self._data.capture_chunks(self.part, self.moved[: self._staged], self._staging, moving)
-            self._check_copies(self._staging)
 
         def drain(first: int, count: int, slot: int, progress: Progress) -> None:
             positions = self.moved[first : first + count]
@@ -135,14 +189,13 @@ class PartIncrement:
                 raise concurrent.no_room(staged * chunk_bytes, 0, device) from failure
             log.info("no device memory for copies after all: %s; the target waits for the drain", failure)
             return
-        self._staged = staged
+        self._staged, self._slots = staged, range(staged)
 
     def _check_copies(self, staging: Staging) -> None:
         from woodfrog._native import transfer
 
         staged = self.moved[: self._staged]
-        short = [(slot, self.cut.sizes[staged[slot]]) for slot in self.cut.short_among(staged)]
-        found = transfer.hash_device(staging.hashed(short), chunk_bytes=self._chunk_bytes)
+        found = transfer.hash_device(staging.hashed(self._short(staged)), chunk_bytes=self._chunk_bytes)
         if found != chunks.select_digests(self.digests, staged):
             raise WoodfrogError(
                 "a copy in the GPU's memory is not what was hashed there",
@@ -165,14 +218,18 @@ class PartIncrement:
     def drain(self, moving: Progress, writing: Progress) -> None:
         """The copies to the arena, or through it to the store; their memory is given back as they leave it."""
         staging = self._staging
-        if staging is None:
+        if staging is None or not self._staged:
+            self.release()
             return
+        if not self._snapshot_bytes:  # what is hashed of that is the image's
+            self._check_copies(staging)
 
         def drain(first: int, count: int, slot: int, progress: Progress) -> None:
-            pieces, number = staging.pieces(first, count)
+            end = first + count
+            pieces, numbers = staging.holding(self._slots[first:end])
             drain_pieces(
                 pieces,
-                range(number, number + count),
+                numbers,
                 self._arenas,
                 self._space,
                 slot,
@@ -180,15 +237,15 @@ class PartIncrement:
                 progress,
                 background=self._in_background(),
             )
-            staging.release_below(first + count)
+            staging.release_below(self._slots[end] if end < self._staged else staging.slots)
 
         if self._streams:
             self.store(writing)  # the arena is one ring from now on
             self._stream(drain, 0, self._staged, moving, writing)
         else:
             behind = len(self.moved) - self._staged  # what is in the arena already
-            for first, count in staging.batches():
-                drain(first, count, behind + first, moving)
+            for first in range(0, self._staged, staging.slots_per_piece):
+                drain(first, min(staging.slots_per_piece, self._staged - first), behind + first, moving)
             self._keep(0, self._staged, behind)
         self.release()
 

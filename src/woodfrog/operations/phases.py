@@ -50,14 +50,16 @@ class ProgressLike(Protocol):
 @dataclass(frozen=True)
 class Phase:
     """One step. `limit_s` bounds it: when it passes, `fault_point` and cancellable copies inside it are cancelled.
-    `after`: of a foreground phase of Beside: it waits for the end of this phase of the background."""
+    `after`: of a foreground phase of Beside: it waits for the ends of these phases of the background, in their order;
+    with `ready`, only until that is true at the end of one."""
 
     name: str
     do: Callable[[], None]
     undo: Callable[[], None] | None = None
     limit_s: float | None = None
     commits: bool = False
-    after: str | None = None
+    after: Sequence[str] = ()
+    ready: Callable[[], bool] | None = None
 
 
 @dataclass(frozen=True)
@@ -242,9 +244,12 @@ class Runner:
             thread.start()
         try:
             for phase in step.foreground:
-                if phase.after is not None:
+                if phase.after:
                     begun = time.monotonic()
-                    ended[phase.after].wait()
+                    for name in phase.after:
+                        ended[name].wait()
+                        if phase.ready is not None and phase.ready():
+                            break
                     self.waits[phase.name] = time.monotonic() - begun
                 if failures:
                     break

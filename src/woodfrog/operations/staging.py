@@ -7,6 +7,10 @@ had in it reaches nobody. Nothing here decides how much of it may be taken.
 
 from __future__ import annotations
 
+import threading
+from array import array
+from bisect import bisect_left
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from woodfrog.errors import WoodfrogError
@@ -18,6 +22,19 @@ if TYPE_CHECKING:
 PIECE_BYTES = 256 << 20
 
 
+_counted = array("I")
+_counting = threading.Lock()
+
+
+def first_positions(count: int) -> array[int]:
+    """0 … count-1. Counting to a million takes Python tens of milliseconds, in which no target shall wait: what was
+    counted once is kept, four bytes a position."""
+    with _counting:
+        if count > len(_counted):
+            _counted.extend(range(len(_counted), count))
+        return _counted[:count]
+
+
 class Staging:
     """`slots` slots of `chunk_bytes` each on one device. Owned until `release`; one thread at a time."""
 
@@ -25,11 +42,11 @@ class Staging:
         """TransferError (CUDA_ERROR_OUT_OF_MEMORY) when there is no room: then nothing is taken."""
         self.slots = slots
         self.chunk_bytes = chunk_bytes
-        self._per_piece = max(PIECE_BYTES, chunk_bytes) // chunk_bytes
+        self.slots_per_piece = max(PIECE_BYTES, chunk_bytes) // chunk_bytes
         granularity = device.granularity_bytes
         sizes = []
-        for first in range(0, slots, self._per_piece):
-            size = min(self._per_piece, slots - first) * chunk_bytes
+        for first in range(0, slots, self.slots_per_piece):
+            size = min(self.slots_per_piece, slots - first) * chunk_bytes
             sizes.append(-(-size // granularity) * granularity)
         self._memories: list[Memory | None] = list(device.create_memories(sizes))
 
@@ -40,37 +57,56 @@ class Staging:
 
     def batches(self) -> list[tuple[int, int]]:
         """First slot and number of slots of each piece."""
-        return [(first, min(self._per_piece, self.slots - first)) for first in range(0, self.slots, self._per_piece)]
+        return [
+            (first, min(self.slots_per_piece, self.slots - first))
+            for first in range(0, self.slots, self.slots_per_piece)
+        ]
 
     def places(self) -> list[tuple[Memory, int, int]]:
         """All slots, as `capture_chunks` takes them."""
         return [(self._held(first), 0, count * self.chunk_bytes) for first, count in self.batches()]
 
-    def pieces(self, first: int, count: int) -> tuple[list[tuple[Memory, int, int]], int]:
-        """Slots first … first+count-1 as the pieces that hold them, and the number of `first` within these pieces."""
-        begin = first // self._per_piece
-        end = -(-(first + count) // self._per_piece)
-        return self.places_of(begin, end), first - begin * self._per_piece
+    def holding(self, slots: Sequence[int]) -> tuple[list[tuple[Memory, int, int]], array[int]]:
+        """The pieces that hold these ascending slots, and the slots' numbers counted through these pieces."""
+        pieces: list[tuple[Memory, int, int]] = []
+        numbers = array("I")
+        at = counted = 0
+        while at < len(slots):
+            first, count = self._piece_at(slots[at])
+            end = bisect_left(slots, first + count, at)
+            numbers.extend([slot - first + counted for slot in slots[at:end]])
+            pieces.append((self._held(first), 0, count * self.chunk_bytes))
+            counted += count
+            at = end
+        return pieces, numbers
 
-    def places_of(self, begin: int, end: int) -> list[tuple[Memory, int, int]]:
-        """The slots of pieces begin … end-1."""
-        return [(self._held(first), 0, slots * self.chunk_bytes) for first, slots in self.batches()[begin:end]]
-
-    def hashed(self, short: list[tuple[int, int]]) -> list[tuple[Memory, int, int]]:
-        """Pieces whose chunks are the slots' contents, for a hash: `short` has slot and size of each short chunk, in
-        order; all others are whole."""
-        cut = dict(short)
+    def hashed(
+        self, short: Sequence[tuple[int, int]], runs: Sequence[tuple[int, int]] | None = None
+    ) -> list[tuple[Memory, int, int]]:
+        """Pieces whose chunks are the contents of the slots of `runs` (first, end; without it of all), for a hash:
+        `short` has slot and size of each short chunk, ascending; all others are whole."""
         found = []
-        for first, count in self.batches():
-            memory = self._held(first)
-            begin = first
-            for slot in [*(slot for slot in cut if first <= slot < first + count), first + count - 1]:
-                if slot < begin:
-                    continue  # the piece's last slot, a short chunk, which has been dealt with
-                size = (slot - begin) * self.chunk_bytes + cut.get(slot, self.chunk_bytes)
-                found.append((memory, (begin - first) * self.chunk_bytes, size))
-                begin = slot + 1
+        for begin, end in runs if runs is not None else [(0, self.slots)]:
+            at = bisect_left(short, (begin, 0))
+            while begin < end:
+                first, count = self._piece_at(begin)
+                stop = min(end, first + count)
+                rest = 0
+                if at < len(short) and short[at][0] < stop:
+                    slot, size = short[at]
+                    stop, rest = slot + 1, self.chunk_bytes - size
+                    at += 1
+                offset = (begin - first) * self.chunk_bytes
+                found.append((self._held(first), offset, (stop - begin) * self.chunk_bytes - rest))
+                begin = stop
         return found
+
+    def keep(self, slots: Sequence[int]) -> None:
+        """Give back the pieces that hold none of these ascending slots."""
+        for number, (first, count) in enumerate(self.batches()):
+            at = bisect_left(slots, first)
+            if at == len(slots) or slots[at] >= first + count:
+                self._release(number)
 
     def release_below(self, slot: int) -> None:
         """Give back the pieces whose slots are all below `slot`."""
@@ -83,8 +119,13 @@ class Staging:
         for number in range(len(self._memories)):
             self._release(number)
 
+    def _piece_at(self, slot: int) -> tuple[int, int]:
+        """First slot and number of slots of the piece that holds `slot`."""
+        first = slot - slot % self.slots_per_piece
+        return first, min(self.slots_per_piece, self.slots - first)
+
     def _held(self, slot: int) -> Memory:
-        memory = self._memories[slot // self._per_piece]
+        memory = self._memories[slot // self.slots_per_piece]
         if memory is None:
             raise WoodfrogError("a copy in device memory was given back before it had left it")
         return memory

@@ -25,7 +25,7 @@ from woodfrog.image.repository import ImageRepository
 
 EXAMPLES = int(os.environ.get("WOODFROG_CONCURRENT_EXAMPLES", "3"))
 MIB = 1 << 20
-DRAIN, CAPTURE = "checkpoint.drain.before", "checkpoint.capture.before"
+HASH, DRAIN, SNAPSHOT = "checkpoint.hash.before", "checkpoint.drain.before", "checkpoint.snapshot.before"
 OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
 LAUNCHES = st.one_of(
     st.tuples(st.sampled_from(["launch", "record"]), st.integers(0, 1 << 30), st.integers(1, 4096), st.integers(0, 99)),
@@ -36,8 +36,9 @@ LAUNCHES = st.one_of(
 class Bench:
     """One target whose checkpoints are held while they drain; `images`: what each must hold."""
 
-    def __init__(self, product: Product, holds: Holds) -> None:
+    def __init__(self, product: Product, holds: Holds, hold: str = DRAIN) -> None:
         self.product = product
+        self.hold = hold
         self.holds = holds
         self.target: Scribbler = product.scribbler()
         self.images: dict[str, dict[int, bytes]] = {}
@@ -45,7 +46,9 @@ class Bench:
     def checkpoint(self, meanwhile: Callable[[], None], **params: Any) -> dict[str, Any]:
         """One more image; `meanwhile` is done while it drains."""
         memory = {address: bytes(content) for address, content in self.target.memory.items()}
-        with self.holds.at(DRAIN, lambda: self.product.checkpoint(self.target.process, cpu=False, **params)) as made:
+        with self.holds.at(
+            self.hold, lambda: self.product.checkpoint(self.target.process, cpu=False, **params)
+        ) as made:
             meanwhile()
         result: dict[str, Any] = made.result()
         self.images[result["image"]] = memory
@@ -75,10 +78,10 @@ def step(target: Scribbler, one: tuple[Any, ...]) -> None:
 
 @pytest.fixture
 def make_bench(make_product: Callable[..., Product], tmp_path: Path) -> Callable[..., Bench]:
-    def make(memory: str = "", **settings: Any) -> Bench:
-        holds = Holds(tmp_path / "holds", DRAIN)
+    def make(memory: str = "", hold: str = DRAIN, **settings: Any) -> Bench:
+        holds = Holds(tmp_path / "holds", hold)
         environment = holds.environment | ({"WOODFROG_SIMGPU_MEMORY": memory} if memory else {})
-        return Bench(make_product(environment=environment, **settings), holds)
+        return Bench(make_product(environment=environment, **settings), holds, hold)
 
     return make
 
@@ -143,8 +146,25 @@ def test_everything_is_overwritten_while_a_copy_of_it_drains(make_bench: Callabl
     [device] = result["concurrent"]
     assert (device["way"], device["drained_bytes"]) == ("copy", 0)
     assert device["copied_bytes"] == result["gpu_new_bytes"]
-    assert result["stall_parts"].keys() == {"quiesce", "handover", "control", "return", "data"}
+    assert result["stall_parts"].keys() == {"quiesce", "handover", "control", "restore", "return", "data"}
+    assert device["snapshot_bytes"] == result["gpu_bytes"]
     assert bench.product.gpu_free_bytes() == free
+    bench.check()
+
+
+def test_nothing_is_hashed_before_the_target_runs_on_where_all_of_it_fits(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench(hold=HASH)
+    addresses = filled(bench.target, [6 * MIB, 3 * CHUNK + 100])
+
+    def overwrite() -> None:
+        for address in addresses:
+            bench.target.fill(address, 0, len(bench.target.memory[address]), 0x77)
+
+    bench.checkpoint(overwrite)
+    bench.target.write(addresses[0], 5 * CHUNK, 100, seed=7)
+    result = bench.checkpoint(overwrite)  # of what is known already nothing is drained, and all of it was copied
+    [device] = result["concurrent"]
+    assert device["copied_bytes"] == result["gpu_new_bytes"] < device["snapshot_bytes"] == result["gpu_bytes"]
     bench.check()
 
 
@@ -248,11 +268,11 @@ def test_memory_that_is_gone_after_all_makes_the_target_wait_or_the_checkpoint_f
 ) -> None:
     failing = tmp_path / "failing"
     failing.touch()
-    holds = Holds(tmp_path / "holds", CAPTURE)
+    holds = Holds(tmp_path / "holds", SNAPSHOT)
     product = make_product(environment=holds.environment | {"WOODFROG_SIMGPU_FAIL": f"@{failing}"})
     target = product.run("--idle-kib", "4096")
     try:
-        with holds.at(CAPTURE, lambda: product.checkpoint(target, cpu=False, concurrent=way)) as made:
+        with holds.at(SNAPSHOT, lambda: product.checkpoint(target, cpu=False, concurrent=way)) as made:
             failing.write_text(f"cuMemCreate:{OUT_OF_MEMORY}")
     except NoSpaceError as failure:
         told = failure.target_state

@@ -53,7 +53,7 @@ def hanging_at(make_product: Callable[..., Product], tmp_path: Path, phase: str)
     return make_product(environment=faults)
 
 
-@pytest.mark.parametrize("phase", ["quiesce", "control", "drain", "return", "write", "commit"])
+@pytest.mark.parametrize("phase", ["quiesce", "control", "snapshot", "hash", "drain", "return", "write", "commit"])
 def test_a_cancelled_checkpoint_leaves_the_target_running_right(
     make_product: Callable[..., Product], tmp_path: Path, phase: str
 ) -> None:

@@ -178,10 +178,25 @@ def test_a_phase_begins_after_the_background_phase_it_names_and_not_after_all_of
         assert captured
         ran_on.set()
 
-    foreground = [Phase("return", return_, after="capture")]
+    foreground = [Phase("return", return_, after=["capture"])]
     runner = Runner("op")
     runner.run([Beside([first, second], foreground)])
     assert "return" in runner.waits
+
+
+def test_a_phase_waits_for_one_after_the_other_until_it_is_ready() -> None:
+    made: list[str] = []
+    ran_on = threading.Event()
+    first = Phase("snapshot", lambda: made.append("snapshot"))
+    second = Phase("capture", lambda: _wait(ran_on))
+    back = Phase("return", ran_on.set, after=["snapshot", "capture"], ready=lambda: bool(made))
+    Runner("op").run([Beside([first, second], [back])])  # `capture` ends only once `return` has run
+
+    order: list[str] = []
+    phases = [Phase(name, lambda name=name: order.append(name)) for name in ("snapshot", "capture")]  # type: ignore[misc]
+    back = Phase("return", lambda: order.append("return"), after=["snapshot", "capture"], ready=lambda: False)
+    Runner("op").run([Beside(phases, [back])])
+    assert order == ["snapshot", "capture", "return"]
 
 
 def _wait(event: threading.Event) -> None:
@@ -192,5 +207,5 @@ def test_a_phase_does_not_begin_when_the_one_that_it_waits_for_fails() -> None:
     recorder = Recorder()
     background = [recorder.phase("capture", WoodfrogError("no")), recorder.phase("drain")]
     with pytest.raises(WoodfrogError, match="no"):
-        Runner("op").run([Beside(background, [recorder.phase("return", after="capture")])])
+        Runner("op").run([Beside(background, [recorder.phase("return", after=["capture"])])])
     assert recorder.done == ["do capture", "undo capture"]

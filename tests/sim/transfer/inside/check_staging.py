@@ -71,13 +71,11 @@ def test_memory_goes_back_piece_by_piece_and_what_is_left_can_still_be_read(
     assert device.free_bytes() == free - staging.held_bytes == free - 8 * MIB
     staging.release_below(95)
     assert device.free_bytes() == free - 4 * MIB
-    pieces, number = staging.pieces(100, 10)
-    transfer.drain_chunks(
-        pieces, packed(range(number, number + 10)), view.arena, [(64 * MIB, 10 * CHUNK)], chunk_bytes=CHUNK
-    )
+    pieces, numbers = staging.holding(range(100, 110))
+    transfer.drain_chunks(pieces, packed(numbers), view.arena, [(64 * MIB, 10 * CHUNK)], chunk_bytes=CHUNK)
     assert view.get(64 * MIB, 10 * CHUNK) == data[100 * CHUNK : 110 * CHUNK]
     with pytest.raises(WoodfrogError, match="given back"):
-        staging.pieces(60, 2)
+        staging.holding([60, 61])
     staging.release()
     staging.release()
     assert device.free_bytes() == free
@@ -91,9 +89,32 @@ def test_without_room_nothing_is_taken(device: transfer.Device) -> None:
     assert device.free_bytes() == free
 
 
-def test_a_copy_that_is_not_what_was_hashed_is_found_before_the_target_may_run(
-    view: View, device: transfer.Device
+def test_slots_that_are_kept_are_found_and_hashed_between_pieces_that_were_given_back(
+    view: View, filled: Filled, device: transfer.Device
 ) -> None:
+    data = noise(9 * MIB + 100, 4)
+    [memory] = filled([data])
+    cut = Cut([len(data)], CHUNK)
+    staging = Staging(device, len(cut), CHUNK)
+    pieces = [(memory, 0, len(data))]
+    transfer.capture_chunks(pieces, packed(range(len(cut))), staging.places(), chunk_bytes=CHUNK)
+    short = [(len(cut) - 1, 100)]
+    runs = [(3, 40), (70, 71), (140, len(cut))]
+    wanted = [slot for begin, end in runs for slot in range(begin, end)]
+    found = transfer.hash_device(staging.hashed(short, runs), chunk_bytes=CHUNK)
+    assert found == select_digests(transfer.hash_device(pieces, chunk_bytes=CHUNK), wanted)
+    held = staging.held_bytes
+    slots = array("I", [5, 31, 100, 127, len(cut) - 1])
+    staging.keep(slots)
+    assert staging.held_bytes == held - 4 * MIB  # of five pieces, those that hold slots 32 to 63 and 128 to 143
+    parts, numbers = staging.holding(slots)
+    transfer.drain_chunks(parts, packed(numbers), view.arena, [(64 * MIB, 5 * CHUNK)], chunk_bytes=CHUNK)
+    expected = b"".join(data[slot * CHUNK : (slot + 1) * CHUNK] for slot in slots)
+    assert view.get(64 * MIB, 5 * CHUNK) == expected.ljust(5 * CHUNK, b"\0")
+    staging.release()
+
+
+def test_a_copy_that_is_not_what_was_hashed_does_not_leave_the_gpu(view: View, device: transfer.Device) -> None:
     size = 4 * MIB
     devices = SimpleNamespace(by_uuid=lambda uuid: device)
     data = GpuData(devices, [HandleNote(1, size, 0, "allocation")], {0: "gpu"})  # type: ignore[arg-type]
@@ -122,11 +143,10 @@ def test_a_copy_that_is_not_what_was_hashed_is_found_before_the_target_may_run(
         for new, right in (([0, 5, position - 1], True), ([5, position, 40], False)):
             increment.found(digests, array("I", new), None)
             increment.plan_capture("copy", allowance)
-            if right:
-                increment.capture(transfer.Progress(), transfer.Progress())
-            else:
+            increment.capture(transfer.Progress(), transfer.Progress())
+            if not right:
                 with pytest.raises(WoodfrogError, match="not what was hashed"):
-                    increment.capture(transfer.Progress(), transfer.Progress())
+                    increment.drain(transfer.Progress(), transfer.Progress())
             increment.release()
     finally:
         data.release()
