@@ -128,6 +128,17 @@ std::vector<std::shared_ptr<Memory>> Memory::create(const std::shared_ptr<Contex
     return result;
 }
 
+std::shared_ptr<Memory> Memory::view(const std::shared_ptr<Context> &context, CUdeviceptr address,
+                                     uint64_t size_bytes) {
+    if (address == 0 || size_bytes == 0)
+        throw_invalid("view_memory", "there is no memory at address " + std::to_string(address) + " of " +
+                                         std::to_string(size_bytes) + " bytes");
+    return std::make_shared<Memory>(context, address, size_bytes);
+}
+
+Memory::Memory(std::shared_ptr<Context> context, CUdeviceptr address, uint64_t size_bytes)
+    : context_(std::move(context)), address_(address), size_bytes_(size_bytes) {}
+
 Memory::Memory(std::shared_ptr<Reservation> reservation, uint64_t offset, uint64_t size_bytes,
                CUmemGenericAllocationHandle handle, bool created)
     : context_(Context::of(reservation->context().ordinal())), reservation_(std::move(reservation)),
@@ -155,7 +166,7 @@ CUresult Memory::unmap_and_release() noexcept {
 }
 
 void Memory::release() {
-    if (in_use_.close())
+    if (in_use_.close() && mapped_) // a view is not ours to unmap
         check(unmap_and_release(), "cuMemRelease");
 }
 

@@ -39,6 +39,12 @@ class Memory {
                                                        const std::vector<uint64_t> &sizes,
                                                        const std::vector<int> &host_nodes = {});
 
+    // Memory that somebody else has mapped into this process (the driver, for custom storage) and unmaps once nothing
+    // here uses it any more. It is not this object's: `release` only ends its use.
+    static std::shared_ptr<Memory> view(const std::shared_ptr<Context> &context, CUdeviceptr address,
+                                        uint64_t size_bytes);
+
+    Memory(std::shared_ptr<Context> context, CUdeviceptr address, uint64_t size_bytes);
     Memory(std::shared_ptr<Reservation> reservation, uint64_t offset, uint64_t size_bytes,
            CUmemGenericAllocationHandle handle, bool created);
     Memory(const Memory &) = delete;
@@ -64,8 +70,8 @@ class Memory {
     std::shared_ptr<Reservation> reservation_;
     CUdeviceptr address_;
     uint64_t size_bytes_;
-    CUmemGenericAllocationHandle handle_;
-    bool created_;
+    CUmemGenericAllocationHandle handle_ = 0;
+    bool created_ = false;
     bool mapped_ = false;
     InUse in_use_{"memory"};
 };

@@ -187,6 +187,13 @@ void bind_device(nb::module_ &m) {
             },
             "fd"_a, "size_bytes"_a)
         .def(
+            "view_memory",
+            [](Device &self, uint64_t address, uint64_t size_bytes) {
+                nb::gil_scoped_release release;
+                return MemoryHandle{Memory::view(self.context(), address, size_bytes)};
+            },
+            "address"_a, "size_bytes"_a, "Memory that is mapped here and belongs to somebody else.")
+        .def(
             "create_memory",
             [](Device &self, uint64_t size_bytes) {
                 nb::gil_scoped_release release;

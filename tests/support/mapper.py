@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,9 @@ from typing import Any
 class Mapper:
     """tests/sim/enter/mapper.cpp as a process; see there."""
 
-    def __init__(self, program: Path, mebibytes: int, **options: Any) -> None:
+    def __init__(self, program: Path, mebibytes: int, before: Sequence[str] = (), **options: Any) -> None:
         self.process = subprocess.Popen(
-            [str(program), str(mebibytes)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options
+            [*before, str(program), str(mebibytes)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options
         )
         words = self.line().split()
         assert words[0] == "ready", words

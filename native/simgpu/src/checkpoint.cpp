@@ -1,6 +1,7 @@
 // See checkpoint.hpp.
 #include "checkpoint.hpp"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -24,6 +25,7 @@ namespace {
 std::atomic<CUprocessState> current_state{CU_PROCESS_STATE_RUNNING};
 // Whether memory of another process was mapped when the checkpoint was made: its contents are not ours to save.
 bool had_imported_memory = false;
+bool stored_by_caller = false; // the device memory of this checkpoint is not here
 // The real driver maps one piece of private memory, populated by the kernel, for all that it saves. Ours is for the
 // control state, and with it for the memory of the devices where the configuration says so.
 uint64_t *saved_state = nullptr;
@@ -177,6 +179,8 @@ CUresult checkpoint_save() {
 CUresult checkpoint_load(const GpuPairs &pairs) {
     if (current_state != CU_PROCESS_STATE_CHECKPOINTED)
         return CUDA_ERROR_ILLEGAL_STATE;
+    if (stored_by_caller)
+        return CUDA_ERROR_INVALID_VALUE;
     if (CUresult code = injected_failure("restore"); code != CUDA_SUCCESS)
         return code;
     // Remapping came with driver 580, that is CUDA 13.0.
@@ -218,6 +222,106 @@ CUresult checkpoint_load(const GpuPairs &pairs) {
     }
     ptx::resume_workers();
     current_state = CU_PROCESS_STATE_LOCKED;
+    return CUDA_SUCCESS;
+}
+
+CUresult checkpoint_lend(std::vector<int> &descriptors) {
+    if (current_state != CU_PROCESS_STATE_LOCKED)
+        return CUDA_ERROR_ILLEGAL_STATE;
+    if (CUresult code = injected_failure("checkpoint"); code != CUDA_SUCCESS)
+        return code;
+    const auto memories = Physical::all();
+    const bool foreign = std::any_of(memories.begin(), memories.end(),
+                                     [](const auto &one) { return one->imported() || one->shareable_host_memory(); });
+    if (AddressSpace::instance().any_managed() || AddressSpace::instance().any_shared_registration() || foreign)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    imitate_latency("checkpoint");
+    ptx::shutdown_workers();
+    if (!map_saved_state(0)) {
+        ptx::resume_workers();
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    save_control_state();
+    AddressSpace::instance().detach_all();
+    for (const auto &physical : memories) {
+        if (physical->device() != kHostMemory)
+            descriptors.push_back(physical->duplicate_fd());
+    }
+    current_state = kCheckpointing;
+    return CUDA_SUCCESS;
+}
+
+CUresult checkpoint_lend_back(const GpuPairs &pairs, std::vector<int> &descriptors) {
+    if (current_state != CU_PROCESS_STATE_CHECKPOINTED)
+        return CUDA_ERROR_ILLEGAL_STATE;
+    if (!stored_by_caller)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (CUresult code = injected_failure("restore"); code != CUDA_SUCCESS)
+        return code;
+    auto target = remapped(pairs);
+    if (target.empty())
+        return CUDA_ERROR_INVALID_VALUE;
+    imitate_latency("restore");
+    auto before = std::exchange(devices(), target);
+    const auto memories = Physical::all();
+    try {
+        for (const auto &physical : memories) {
+            if (physical->device() == kHostMemory)
+                continue;
+            physical->renew();
+            descriptors.push_back(physical->duplicate_fd());
+        }
+    } catch (const Error &error) {
+        for (const auto &physical : memories) {
+            if (physical->device() != kHostMemory)
+                physical->unload();
+        }
+        devices() = before;
+        return error.code;
+    }
+    current_state = kRestoring;
+    return CUDA_SUCCESS;
+}
+
+CUresult checkpoint_complete() {
+    const auto memories = Physical::all();
+    if (current_state == kCheckpointing) {
+        for (const auto &physical : memories) {
+            if (physical->device() != kHostMemory)
+                physical->unload();
+        }
+        stored_by_caller = true;
+        current_state = CU_PROCESS_STATE_CHECKPOINTED;
+        return CUDA_SUCCESS;
+    }
+    if (current_state != kRestoring)
+        return CUDA_ERROR_ILLEGAL_STATE;
+    AddressSpace::instance().attach_all();
+    stored_by_caller = false;
+    if (!load_control_state()) {
+        current_state = CU_PROCESS_STATE_FAILED;
+        return CUDA_ERROR_UNKNOWN;
+    }
+    ptx::resume_workers();
+    current_state = CU_PROCESS_STATE_LOCKED;
+    return CUDA_SUCCESS;
+}
+
+CUresult checkpoint_abandon() {
+    if (current_state == kCheckpointing) {
+        AddressSpace::instance().attach_all();
+        unmap_saved_state();
+        ptx::resume_workers();
+        current_state = CU_PROCESS_STATE_LOCKED;
+        return CUDA_SUCCESS;
+    }
+    if (current_state != kRestoring)
+        return CUDA_ERROR_ILLEGAL_STATE;
+    for (const auto &physical : Physical::all()) {
+        if (physical->device() != kHostMemory)
+            physical->unload();
+    }
+    current_state = CU_PROCESS_STATE_CHECKPOINTED;
     return CUDA_SUCCESS;
 }
 

@@ -26,4 +26,15 @@ CUresult checkpoint_save();
 CUresult checkpoint_load(const GpuPairs &pairs);
 CUresult checkpoint_unlock();
 
+// Custom storage (CUDA 13.4). From lend to complete the caller has copies of the descriptors of all device memory,
+// which it closes; the process is `checkpointing` or `restoring` meanwhile. What was saved that way comes back that way
+// only.
+inline constexpr auto kCheckpointing = static_cast<CUprocessState>(4); // of CUDA 13.4's CUprocessState
+inline constexpr auto kRestoring = static_cast<CUprocessState>(5);
+CUresult checkpoint_lend(std::vector<int> &descriptors);
+CUresult checkpoint_lend_back(const GpuPairs &pairs, std::vector<int> &descriptors);
+CUresult checkpoint_complete();
+// Back to where lend or lend_back began.
+CUresult checkpoint_abandon();
+
 } // namespace simgpu

@@ -13,10 +13,12 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
+#include <vector>
 
 #include <cuda.h>
 
 #include "checkpoint_service.hpp"
+#include "custom_storage.hpp"
 #include "error.hpp"
 #include "process.hpp"
 
@@ -76,7 +78,9 @@ std::string service_name(int pid) {
     return {};
 }
 
-CheckpointReply ask(int pid, const CheckpointRequest &request) {
+} // namespace
+
+CheckpointReply ask(int pid, const CheckpointRequest &request, std::vector<int> *descriptors) {
     require(!Process::instance().forked.load(), CUDA_ERROR_NOT_INITIALIZED);
     require(pid > 0);
     std::string name = service_name(pid);
@@ -94,23 +98,48 @@ CheckpointReply ask(int pid, const CheckpointRequest &request) {
     require(send(connection.fd, &request, sizeof request, MSG_NOSIGNAL) == sizeof request, CUDA_ERROR_OPERATING_SYSTEM);
     CheckpointReply reply;
     size_t received = 0;
+    std::vector<int> lent;
     // Read up to the end of the stream: only then has the target closed its side, and CRIU finds no connection there.
     for (;;) {
         char surplus;
         bool full = received == sizeof reply;
-        void *into = full ? static_cast<void *>(&surplus) : reinterpret_cast<char *>(&reply) + received;
-        ssize_t count = recv(connection.fd, into, full ? 1 : sizeof reply - received, 0);
+        iovec data{full ? static_cast<void *>(&surplus) : reinterpret_cast<char *>(&reply) + received,
+                   full ? 1 : sizeof reply - received};
+        alignas(cmsghdr) char control[CMSG_SPACE(kMaxDescriptors * sizeof(int))];
+        msghdr message{};
+        message.msg_iov = &data;
+        message.msg_iovlen = 1;
+        message.msg_control = control;
+        message.msg_controllen = sizeof control;
+        ssize_t count = recvmsg(connection.fd, &message, MSG_CMSG_CLOEXEC);
         if (count < 0 && errno == EINTR)
             continue;
         if (count <= 0)
             break;
-        require(!full, CUDA_ERROR_OPERATING_SYSTEM);
-        received += static_cast<size_t>(count);
+        for (cmsghdr *header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
+            if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS)
+                continue;
+            const size_t old_size = lent.size(), bytes = header->cmsg_len - CMSG_LEN(0);
+            lent.resize(old_size + bytes / sizeof(int));
+            std::memcpy(lent.data() + old_size, CMSG_DATA(header), bytes);
+        }
+        if (!full)
+            received += static_cast<size_t>(count);
+    }
+    const bool whole = received == sizeof reply && reply.magic == kServiceMagic &&
+                       reply.descriptor_count == lent.size() && (lent.empty() || descriptors != nullptr);
+    if (whole && descriptors != nullptr) {
+        *descriptors = std::move(lent);
+    } else {
+        for (int fd : lent)
+            close(fd);
     }
     // A target that was killed meanwhile, or does not admit us, closes without an answer.
-    require(received == sizeof reply && reply.magic == kServiceMagic, CUDA_ERROR_OPERATING_SYSTEM);
+    require(whole, CUDA_ERROR_OPERATING_SYSTEM);
     return reply;
 }
+
+namespace {
 
 template <class Body> CUresult checkpoint_call(Body &&body) noexcept {
     try {
@@ -176,9 +205,10 @@ CUresult CUDAAPI cuCheckpointProcessLock(int pid, CUcheckpointLockArgs *args) {
     });
 }
 
-// The arguments have nothing but reserved fields in CUDA 13.0. CUDA 13.4 adds storage of the caller's own there.
-CUresult CUDAAPI cuCheckpointProcessCheckpoint(int pid, CUcheckpointCheckpointArgs *) {
+CUresult CUDAAPI cuCheckpointProcessCheckpoint(int pid, CUcheckpointCheckpointArgs *args) {
     return checkpoint_call([&] {
+        if (CustomStorageInfo **storage = storage_of(args); storage != nullptr)
+            return lend(pid, CheckpointRequest{.action = CheckpointAction::kLend}, storage);
         CheckpointRequest request;
         request.action = CheckpointAction::kCheckpoint;
         return act(pid, request);
@@ -195,8 +225,16 @@ CUresult CUDAAPI cuCheckpointProcessRestore(int pid, CUcheckpointRestoreArgs *ar
             for (unsigned i = 0; i < args->gpuPairsCount; ++i)
                 request.pairs[i] = args->gpuPairs[i];
         }
+        if (CustomStorageInfo **storage = storage_of(args); storage != nullptr) {
+            request.action = CheckpointAction::kLendBack;
+            return lend(pid, request, storage);
+        }
         return act(pid, request);
     });
+}
+
+CUresult CUDAAPI cuCheckpointOperationComplete(void *handle) {
+    return checkpoint_call([&] { return complete(handle); });
 }
 
 CUresult CUDAAPI cuCheckpointProcessUnlock(int pid, CUcheckpointUnlockArgs *) {

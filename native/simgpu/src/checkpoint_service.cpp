@@ -1,6 +1,7 @@
 // See checkpoint_service.hpp.
 #include "checkpoint_service.hpp"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
@@ -14,6 +15,7 @@
 #include <sys/un.h>
 #include <thread>
 #include <unistd.h>
+#include <vector>
 
 #include "checkpoint.hpp"
 #include "error.hpp"
@@ -51,7 +53,37 @@ bool receive_all(int connection, void *buffer, size_t size_bytes) {
     return true;
 }
 
-CUresult perform(const CheckpointRequest &request) {
+GpuPairs pairs_of(const CheckpointRequest &request) {
+    GpuPairs pairs;
+    for (unsigned i = 0; i < request.pair_count; ++i)
+        pairs.emplace_back(request.pairs[i].oldUuid, request.pairs[i].newUuid);
+    return pairs;
+}
+
+// Sends copies of descriptors, and closes them.
+void pass_on(int connection, const std::vector<int> &descriptors) {
+    for (std::size_t first = 0; first < descriptors.size(); first += kMaxDescriptors) {
+        const std::size_t count = std::min<std::size_t>(kMaxDescriptors, descriptors.size() - first);
+        alignas(cmsghdr) char control[CMSG_SPACE(kMaxDescriptors * sizeof(int))] = {};
+        char byte = 0;
+        iovec data{&byte, 1};
+        msghdr message{};
+        message.msg_iov = &data;
+        message.msg_iovlen = 1;
+        message.msg_control = control;
+        message.msg_controllen = CMSG_SPACE(count * sizeof(int));
+        cmsghdr *header = CMSG_FIRSTHDR(&message);
+        header->cmsg_level = SOL_SOCKET;
+        header->cmsg_type = SCM_RIGHTS;
+        header->cmsg_len = CMSG_LEN(count * sizeof(int));
+        std::memcpy(CMSG_DATA(header), descriptors.data() + first, count * sizeof(int));
+        (void)sendmsg(connection, &message, MSG_NOSIGNAL);
+    }
+    for (const int descriptor : descriptors)
+        close(descriptor);
+}
+
+CUresult perform(const CheckpointRequest &request, std::vector<int> &descriptors) {
     static std::mutex &one_at_a_time = *new std::mutex;
     if (request.action == CheckpointAction::kGetState)
         return CUDA_SUCCESS;
@@ -61,13 +93,16 @@ CUresult perform(const CheckpointRequest &request) {
         return checkpoint_lock(request.timeout_ms);
     case CheckpointAction::kCheckpoint:
         return checkpoint_save();
-    case CheckpointAction::kRestore: {
-        GpuPairs pairs;
-        for (unsigned i = 0; i < request.pair_count; ++i) {
-            pairs.emplace_back(request.pairs[i].oldUuid, request.pairs[i].newUuid);
-        }
-        return checkpoint_load(pairs);
-    }
+    case CheckpointAction::kRestore:
+        return checkpoint_load(pairs_of(request));
+    case CheckpointAction::kLend:
+        return checkpoint_lend(descriptors);
+    case CheckpointAction::kLendBack:
+        return checkpoint_lend_back(pairs_of(request), descriptors);
+    case CheckpointAction::kComplete:
+        return checkpoint_complete();
+    case CheckpointAction::kAbandon:
+        return checkpoint_abandon();
     case CheckpointAction::kUnlock:
         return checkpoint_unlock();
     default:
@@ -80,14 +115,17 @@ void serve(int connection) {
     CheckpointReply reply;
     if (admitted(connection) && receive_all(connection, &request, sizeof request)) {
         bool sane = request.magic == kServiceMagic && request.pair_count <= kMaxGpuPairs;
+        std::vector<int> descriptors;
         try {
-            reply.result = sane ? perform(request) : CUDA_ERROR_INVALID_VALUE;
+            reply.result = sane ? perform(request, descriptors) : CUDA_ERROR_INVALID_VALUE;
         } catch (const Error &error) { // the address space could not be put back: nothing can be saved any more
             reply.result = error.code;
         }
         reply.state = static_cast<std::uint32_t>(checkpoint_state());
         // A client that is gone does not matter: the state machine has moved all the same.
+        reply.descriptor_count = static_cast<std::uint32_t>(descriptors.size());
         (void)send(connection, &reply, sizeof reply, MSG_NOSIGNAL);
+        pass_on(connection, descriptors);
     }
     OwnedFds::instance().remove_and_close(connection);
 }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include <cuda.h>
 
@@ -12,10 +13,21 @@ namespace simgpu {
 
 inline constexpr const char *kSocketPrefix = "woodfrog-simgpu-"; // then the process id and a random number
 inline constexpr const char *kServiceThreadName = "simgpu-service";
-inline constexpr std::uint32_t kServiceMagic = 0x77667367; // "wfsg", changes with the layout below
+inline constexpr std::uint32_t kServiceMagic = 0x77667368; // "wfsh", changes with the layout below
 inline constexpr unsigned kMaxGpuPairs = 64;
 
-enum class CheckpointAction : std::uint32_t { kGetState = 1, kLock, kCheckpoint, kRestore, kUnlock };
+enum class CheckpointAction : std::uint32_t {
+    kGetState = 1,
+    kLock,
+    kCheckpoint,
+    kRestore,
+    kUnlock,
+    // Of CUDA 13.4: the device memory is lent to the caller, until it says that it has copied it, or cannot.
+    kLend,
+    kLendBack,
+    kComplete,
+    kAbandon
+};
 
 struct CheckpointRequest {
     std::uint32_t magic = kServiceMagic;
@@ -29,7 +41,14 @@ struct CheckpointReply {
     std::uint32_t magic = kServiceMagic;
     std::uint32_t result = CUDA_ERROR_UNKNOWN;
     std::uint32_t state = CU_PROCESS_STATE_FAILED;
+    std::uint32_t descriptor_count = 0; // of lent memory: they follow, kMaxDescriptors with a byte each time
 };
+
+inline constexpr unsigned kMaxDescriptors = 250; // of one message: SCM_MAX_FD is 253
+
+// One request to the service of another process. Descriptors that come with the answer are the caller's; without a
+// place for them they are closed. Throws an Error when there is no such process, or no answer.
+CheckpointReply ask(int pid, const CheckpointRequest &request, std::vector<int> *descriptors = nullptr);
 
 // Throws CUDA_ERROR_OPERATING_SYSTEM when there can be no such thread.
 void start_checkpoint_service();

@@ -16,6 +16,7 @@ CUresult cuDevicePrimaryCtxReset(CUdevice);
 CUresult cuDevicePrimaryCtxSetFlags(CUdevice, unsigned);
 CUresult cuProfilerStart(); // of cudaProfiler.h
 CUresult cuProfilerStop();
+CUresult cuCheckpointOperationComplete(void *); // of CUDA 13.4
 }
 
 namespace simgpu {
@@ -28,6 +29,7 @@ template <class Function> void *address_of(Function *function) {
 } // namespace
 
 const EntryPoint kEntryPoints[] = {
+    {"cuCheckpointOperationComplete", 13040, false, address_of(cuCheckpointOperationComplete)},
     {"cuCheckpointProcessCheckpoint", 12080, false, address_of(cuCheckpointProcessCheckpoint)},
     {"cuCheckpointProcessGetRestoreThreadId", 12080, false, address_of(cuCheckpointProcessGetRestoreThreadId)},
     {"cuCheckpointProcessGetState", 12080, false, address_of(cuCheckpointProcessGetState)},

@@ -193,6 +193,8 @@ void Physical::load() {
 }
 
 void Physical::unload() {
+    if (fd_ < 0)
+        return;
     OwnedFds::instance().remove_and_close(fd_);
     fd_ = -1;
 }

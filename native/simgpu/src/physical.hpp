@@ -44,6 +44,8 @@ class Physical {
     // Makes a new memfd of the saved bytes, on whatever `device()` now stands for. Throws CUDA_ERROR_OUT_OF_MEMORY
     // and stays without.
     void load();
+    // Makes a new memfd, clear, on whatever `device()` now stands for. Throws CUDA_ERROR_OUT_OF_MEMORY.
+    void renew() { open_memfd(); }
     // Closes the memfd; every mapping of it must be gone. The saved bytes stay.
     void unload();
     // Gives the saved bytes back to the host.

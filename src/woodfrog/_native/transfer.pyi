@@ -108,6 +108,8 @@ class Device:
     def free_bytes(self) -> int: ...
     def import_memory(self, fd: int, size_bytes: int) -> Memory:
         """The caller keeps and closes fd."""
+    def view_memory(self, address: int, size_bytes: int) -> Memory:
+        """Memory that the driver has mapped here (driver.storage) and unmaps: it must stay until no copy uses it."""
     def create_memory(self, size_bytes: int) -> Memory: ...
     def import_memories(self, fds: Sequence[int], sizes: Sequence[int]) -> list[Memory]:
         """All or none. One call for many is much cheaper than one each, and neighbours are copied as one."""

@@ -196,8 +196,10 @@ def driver_threads(pid: int) -> list[int]:
         log.info("the driver does not name its thread of process %d: %s", pid, failure)
         return []
     tasks = {int(entry.name): _status(entry / "status") for entry in _entries(Path(f"/proc/{pid}/task"))}
-    inner = [tid for tid, status in tasks.items() if status.get("NSpid", "").split()[-1:] == [str(named)]]
-    found = [named] if named in tasks else inner
+    # The last of these is the thread's number in its own namespace, which is ours as a rule.
+    found = [tid for tid, status in tasks.items() if status.get("NSpid", "").split()[-1:] == [str(named)]]
+    if not found and named in tasks:
+        found = [named]
     return found + [
         tid for tid, status in tasks.items() if status.get("Name", "").startswith("cuda") and tid not in found
     ] * bool(found)

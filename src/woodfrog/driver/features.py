@@ -73,12 +73,31 @@ def judge(branch: int | None, exported: frozenset[str]) -> list[Verdict]:
 
 @cache
 def exported_symbols() -> frozenset[str]:
-    """Which of the table's symbols this machine's libcuda has; empty without a driver."""
+    """Which of the table's symbols this machine's driver has, in the version that it supports; empty without one.
+
+    It must export them and give them out when asked: a driver may have the name of what a newer version begins.
+    """
     try:
         libcuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return frozenset()
-    return frozenset(feature.symbol for feature in TABLE if feature.symbol and hasattr(libcuda, feature.symbol))
+    return frozenset(feature.symbol for feature in TABLE if feature.symbol and _gives_out(libcuda, feature.symbol))
+
+
+def _gives_out(libcuda: ctypes.CDLL, symbol: str) -> bool:
+    if not hasattr(libcuda, symbol):
+        return False
+    ask = getattr(libcuda, "cuGetProcAddress_v2", None)  # CUDA 12.0, older than every checkpoint call
+    if ask is None:
+        return True
+    version, function, found = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_int()
+    if libcuda.cuDriverGetVersion(ctypes.byref(version)) != 0:
+        return True
+    ask.argtypes = (
+        ctypes.c_char_p, ctypes.POINTER(ctypes.c_void_p), ctypes.c_int, ctypes.c_uint64, ctypes.POINTER(ctypes.c_int),
+    )  # fmt: skip
+    code = ask(symbol.encode(), ctypes.byref(function), version.value, 0, ctypes.byref(found))
+    return code == 0 and bool(function.value)
 
 
 def newest_branch_of_cuda(version: tuple[int, int]) -> int | None:

@@ -6,6 +6,7 @@ stays (the daemon). Must never create a context: the daemon's belong to the tran
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from typing import Any
 
@@ -64,6 +65,15 @@ def call(name: str, *arguments: Any, pid: int | None = None) -> Any:
     if not values:
         return None
     return values[0] if len(values) == 1 else tuple(values)
+
+
+def call_raw(name: str, *arguments: Any, pid: int | None = None) -> None:
+    """Call a driver function with ctypes values: for what these bindings do not know. DriverError when it fails."""
+    results = bindings().CUresult
+    code = int(getattr(ctypes.CDLL("libcuda.so.1"), name)(*arguments))
+    if code:
+        result = results(code).name if code in set(results) else f"CUresult {code}"
+        raise DriverError(f"{name} failed: {result}.", result=result, call=name, code=code, pid=pid)
 
 
 def result_name(result: Any) -> str:

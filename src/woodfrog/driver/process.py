@@ -90,7 +90,7 @@ class DriverProcess:
     def state(self) -> ProcessState:
         """The driver's state of the process; RefusedError when it is no CUDA process, DriverError for the rest."""
         try:
-            return ProcessState(int(library.call("cuCheckpointProcessGetState", self.pid, pid=self.pid)))
+            return self._state()
         except DriverError as error:
             self._require_alive()
             if error.result in _NOT_A_CUDA_PROCESS:
@@ -101,6 +101,14 @@ class DriverProcess:
                     details=error.details,
                 ) from error
             raise
+
+    def _state(self) -> ProcessState:
+        try:
+            return ProcessState(int(library.call("cuCheckpointProcessGetState", self.pid, pid=self.pid)))
+        except ValueError:  # of bindings that are older than the driver: a state that they have no name for
+            state = ctypes.c_int()
+            library.call_raw("cuCheckpointProcessGetState", ctypes.c_int(self.pid), ctypes.byref(state), pid=self.pid)
+            return ProcessState(state.value)
 
     def lock(self, timeout_s: float) -> None:
         """Stop new driver calls and wait for the work in flight. TimeoutExceededError: the target runs on."""

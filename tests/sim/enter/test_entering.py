@@ -17,7 +17,9 @@ import pytest
 from mapper import Mapper
 
 from woodfrog._native import paths
-from woodfrog.driver.entering import Entered
+from woodfrog.driver import entering
+from woodfrog.driver.entering import Entered, driver_threads
+from woodfrog.driver.library import DriverError
 
 MIB = 1 << 20
 X86 = platform.machine() == "x86_64"
@@ -95,11 +97,14 @@ def test_a_target_that_is_killed_in_the_middle_is_told(mapper: Callable[..., Map
     assert "ended meanwhile" in visitor.visit.reason or not X86
 
 
-def test_a_process_that_somebody_else_traces_is_left_alone(mapper: Callable[..., Mapper]) -> None:
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_process_that_somebody_else_traces_is_left_alone(mapper: Callable[..., Mapper], whole: bool) -> None:
+    """`whole`: the main thread is attached to first, and let go when the other one cannot be."""
     target = mapper(80)
+    wanted = [] if whole else [target.thread]
     with (
         Entered(target.pid, [target.thread], populate_threads=0, record=True) as first,
-        Entered(target.pid, [target.thread], populate_threads=1) as second,
+        Entered(target.pid, wanted, populate_threads=1) as second,
     ):
         target.check()
     assert "traces it already" in second.visit.reason
@@ -143,6 +148,20 @@ def test_when_the_daemon_is_killed_the_process_is_let_go_in_good_order(mapper: C
     target.check_free()
 
 
+def test_a_process_that_is_stopped_meanwhile_stays_stopped(mapper: Callable[..., Mapper]) -> None:
+    target = mapper(80)
+    with Entered(target.pid, populate_threads=1) as visitor:
+        os.kill(target.pid, signal.SIGSTOP)
+        deadline = time.monotonic() + 20
+        while any(state not in "Tt" for state, _ in target.states().values()):
+            assert time.monotonic() < deadline, target.states()
+            os.sched_yield()
+    assert visitor.visit.mappings == []
+    assert {state for state, tracer in target.states().values() if tracer == "0"} == {"T"}
+    os.kill(target.pid, signal.SIGCONT)
+    target.check_free()
+
+
 def test_two_processes_side_by_side(mapper: Callable[..., Mapper]) -> None:
     targets = [mapper(96), mapper(96)]
     with (
@@ -164,3 +183,28 @@ def test_it_can_be_turned_off(mapper: Callable[..., Mapper], monkeypatch: pytest
         assert target.states()[target.pid][1] == "0"
         target.check()
     assert "WOODFROG_ENTER" in visitor.visit.reason
+
+
+def test_a_thread_is_found_by_its_number_in_a_container(
+    mapper: Callable[..., Mapper], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if os.getuid() != 0:
+        pytest.skip("needs root for a PID namespace")
+    target = mapper(80, before=["unshare", "--pid", "--fork", "--kill-child"])
+    inner = target.thread
+    (pid,) = map(int, Path(f"/proc/{target.process.pid}/task/{target.process.pid}/children").read_text().split())
+    assert target.pid == 1
+    monkeypatch.setattr(entering.DriverProcess, "restore_thread_id", lambda self: inner)
+    (thread,) = driver_threads(pid)
+    assert Path(f"/proc/{pid}/task/{thread}/status").exists()
+    with Entered(pid, [thread], populate_threads=1) as visitor:
+        target.check()
+    assert len(visitor.visit.mappings) == 1 or not X86
+
+
+def test_a_process_whose_driver_names_no_thread_is_looked_at_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: object) -> int:
+        raise DriverError("The driver does not have it.")
+
+    monkeypatch.setattr(entering.DriverProcess, "restore_thread_id", refuse)
+    assert driver_threads(os.getpid()) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from product import Product, Stepper
 from woodfrog.faults import InjectedFaultError
 
 MIB = 1 << 20
+CYCLES = int(os.environ.get("WOODFROG_IMAGE_CYCLES", "2"))
 STATE_BYTES = 48 * MIB + 4096 * 3  # no whole huge page
 
 
@@ -87,4 +89,18 @@ def test_a_target_can_decline(make_product: Callable[..., Product]) -> None:
     product = make_product(environment=environment)
     target = product.run("--idle-kib", "3000")
     assert [product.checkpoint(target, cpu=False)["control_memory_bytes"] for _ in range(2)] == [0, 0]
+    target.check_runs_right()
+
+
+@pytest.mark.parametrize("managed", [True, False])
+def test_work_goes_on_right_through_many_images_and_new_processes(
+    make_product: Callable[..., Product], managed: bool
+) -> None:
+    """`managed` False: nothing of ours is in the target, and its driver is helped from outside (test_entering.py)."""
+    product = make_product(environment={"WOODFROG_SIMGPU_CONTROL_STATE": str(STATE_BYTES + 32 * MIB)})
+    target = product.run("--threads", "2", "--idle-kib", "3000", managed=managed)
+    for _ in range(CYCLES):
+        result = product.checkpoint(target, stop=True)
+        target = product.restore(result["image"], target.log)
+        target.wait_steps(1)
     target.check_runs_right()
