@@ -216,11 +216,11 @@ class Product:
 
         return Launcher(*self._ordered("launcher", track=track))
 
-    def sharer(self, workers: int) -> Any:
+    def sharer(self, workers: int, *, track: bool = False) -> Any:
         """Start a sharer (tests/support/sharer.py) with so many processes that use the GPU."""
         from sharer import Sharer
 
-        return Sharer(*self._ordered("sharer", str(workers)), workers)
+        return Sharer(*self._ordered("sharer", str(workers), track=track), workers)
 
     def _ordered(self, program: str, *arguments: str, track: bool = False) -> tuple[Stepper, Path]:
         """A target that takes orders, and the file for them."""

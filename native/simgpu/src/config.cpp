@@ -72,6 +72,8 @@ Config read_config() {
             complain("WOODFROG_SIMGPU_MACHINE", v);
         }
     }
+    if (const char *v = std::getenv("WOODFROG_SIMGPU_MULTICAST"))
+        c.multicast = std::string_view(v) == "1";
     if (const char *v = std::getenv("CUDA_VISIBLE_DEVICES"))
         c.visible = v;
     if (const char *v = std::getenv("WOODFROG_SIMGPU_FAIL"))

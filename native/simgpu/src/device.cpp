@@ -99,6 +99,7 @@ const std::unordered_map<int, int> &attribute_table() {
         {CU_DEVICE_ATTRIBUTE_UNIFIED_FUNCTION_POINTERS, 1},
         {CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID, 0},
         {CU_DEVICE_ATTRIBUTE_NUMA_ID, -1},
+        {CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED, config().multicast ? 1 : 0},
         {CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 1},
     };
     return *table;

@@ -344,6 +344,7 @@ const EntryPoint kEntryPoints[] = {
     {"cuModuleLoadDataEx", 2010, false, address_of(cuModuleLoadDataEx)},
     {"cuModuleLoadFatBinary", 2000, false, address_of(cuModuleLoadFatBinary)},
     {"cuModuleUnload", 2000, false, address_of(cuModuleUnload)},
+    {"cuMulticastCreate", 12010, false, address_of(cuMulticastCreate)},
     {"cuMulticastGetGranularity", 12010, false, address_of(cuMulticastGetGranularity)},
     {"cuOccupancyAvailableDynamicSMemPerBlock", 10020, false, address_of(cuOccupancyAvailableDynamicSMemPerBlock)},
     {"cuOccupancyMaxActiveBlocksPerMultiprocessor", 6050, false,

@@ -238,8 +238,25 @@ CUresult CUDAAPI cuMemGetHandleForAddressRange(void *, CUdeviceptr, size_t, CUme
     return CUDA_ERROR_NOT_SUPPORTED;
 }
 
-CUresult CUDAAPI cuMulticastGetGranularity(size_t *, const CUmulticastObjectProp *, CUmulticastGranularity_flags) {
-    return CUDA_ERROR_NOT_SUPPORTED;
+CUresult CUDAAPI cuMulticastGetGranularity(size_t *granularity, const CUmulticastObjectProp *properties,
+                                           CUmulticastGranularity_flags) {
+    return call([&] {
+        require(config().multicast, CUDA_ERROR_NOT_SUPPORTED);
+        require(granularity != nullptr && properties != nullptr);
+        *granularity = kGranularity;
+    });
+}
+
+// An object can be made, and no more: what counts is that a process has one.
+CUresult CUDAAPI cuMulticastCreate(CUmemGenericAllocationHandle *handle, const CUmulticastObjectProp *properties) {
+    return call([&] {
+        require(config().multicast, CUDA_ERROR_NOT_SUPPORTED);
+        require(handle != nullptr && properties != nullptr && multiple_of_granularity(properties->size));
+        CUmemAllocationProp plain{};
+        plain.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+        plain.location = {CU_MEM_LOCATION_TYPE_HOST, 0};
+        *handle = new_handle(Physical::create(properties->size, kHostMemory, plain));
+    });
 }
 
 } // extern "C"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from product import Product
 
@@ -55,6 +57,21 @@ def test_host_memory_that_can_be_exported_survives(product: Product, shared: boo
     target.end()
 
 
+def test_what_is_shared_counts_as_written_and_is_precopied_as_one(product: Product) -> None:
+    target = product.sharer(1, track=True)
+    target.share("a", 0, mib=4)
+    target.pass_on("a", 0, 0, mib=4)
+    for value, options in ((1, {"precopy": True}), (2, {"check_clean": True}), (3, {"precopy": True, "stop": True})):
+        target.order(0, "write", "a'", value)
+        result = product.checkpoint(target.process, **options)
+        assert result["gpu_bytes"] == 4 * MIB
+    target.process = product.restore(result["image"], target.process.log, verify=True)
+    assert target.order(0, "check", "a", 3) == "ok"
+    assert target.order(0, "write", "a", 4) == "ok"
+    assert target.order(0, "check", "a'", 4) == "ok"
+    target.end()
+
+
 def test_a_process_that_made_legacy_handles_survives(product: Product) -> None:
     target = product.sharer(1)
     target.order(0, "alloc", "a", 64)
@@ -99,6 +116,20 @@ def test_an_importer_that_knows_of_less_than_there_is_gets_the_rest_as_well(prod
     image = product.checkpoint(target.process, stop=True)["image"]
     target.process = product.restore(image, target.process.log)
     assert target.order(0, "check", "b", 3) == "ok"
+    target.end()
+
+
+def test_a_multicast_object_is_refused_untouched_with_the_way_out(make_product: Callable[..., Product]) -> None:
+    product = make_product(environment={"WOODFROG_SIMGPU_MULTICAST": "1"})
+    target = product.sharer(1)
+    target.share("a", 0)
+    assert target.order(0, "multicast", "m") == "ok"
+    for verb in ("checkpoint", "suspend"):
+        with pytest.raises(RefusedError, match="multicast") as raised:
+            product.call(verb, target=target.process.pid)
+        assert "NCCL_NVLS_ENABLE=0" in raised.value.advice
+        assert raised.value.target_state == "untouched"
+    assert target.order(0, "check", "a", 0) == "ok"
     target.end()
 
 

@@ -25,6 +25,7 @@
 //     K ipc_close NAME
 //     K range NAME               cuMemGetAddressRange: offset and size
 //     K event TO | wait FROM     an event between processes
+//     K multicast NAME           cuMulticastCreate
 //     K pid
 #include "orders.hpp"
 
@@ -217,6 +218,15 @@ class Worker {
             must(cuStreamWaitEvent(nullptr, event, 0), "cuStreamWaitEvent");
             must(cuEventSynchronize(event), "cuEventSynchronize");
             must(cuEventDestroy(event), "cuEventDestroy");
+            return "ok";
+        }
+        if (verb == "multicast") {
+            CUmulticastObjectProp properties{};
+            properties.numDevices = 1;
+            properties.size = 2 * kMib;
+            Allocation made;
+            must(cuMulticastCreate(&made.handle, &properties), "cuMulticastCreate");
+            known_[name] = made;
             return "ok";
         }
         if (verb == "take") {
