@@ -157,6 +157,8 @@ class Agent {
             return survey(packet.header.sequence);
         case Type::quiesce:
             return begin_quiesce(packet);
+        case Type::hold:
+            return hold_still(packet);
         case Type::export_memory:
             return begin_export(packet.header.sequence);
         case Type::release_memory:
@@ -204,14 +206,33 @@ class Agent {
         wire::Quiesce body{};
         if (packet.payload.size() != sizeof(body))
             return {Status::bad_message, CUDA_SUCCESS, 0, "quiesce has the wrong length"};
-        if (state_ != State::running)
+        if (state_ != State::running && state_ != State::held)
             return wrong_state("quiesce");
         memcpy(&body, packet.payload.data(), sizeof(body));
         Outcome outcome = quiesce(now() + std::chrono::milliseconds(body.timeout_ms));
         if (outcome.ok()) {
             operation_ = body.operation;
             state_ = State::quiesced;
+        } else {
+            state_ = State::running;
         }
+        return outcome;
+    }
+
+    Outcome hold_still(const Packet &packet) {
+        wire::Quiesce body{};
+        if (packet.payload.size() != sizeof(body))
+            return {Status::bad_message, CUDA_SUCCESS, 0, "hold has the wrong length"};
+        if (state_ != State::running && state_ != State::held)
+            return wrong_state("hold");
+        memcpy(&body, packet.payload.data(), sizeof(body));
+        Held held;
+        Outcome outcome = hold(now() + std::chrono::milliseconds(body.timeout_ms), body.admit != 0, &held);
+        state_ = outcome.ok() && !held.capturing ? State::held : State::running;
+        if (outcome.ok())
+            outcome.value = (held.idle ? WF_HELD_IDLE : 0) | (held.capturing ? WF_HELD_CAPTURING : 0) |
+                            uint64_t{held.submitted} << WF_HELD_SUBMITTED_SHIFT |
+                            uint64_t{held.waiting} << WF_HELD_WAITING_SHIFT;
         return outcome;
     }
 

@@ -129,12 +129,16 @@ template <typename End> CUresult end_capture(Symbol symbol, CUstream stream, End
     return result;
 }
 
+std::vector<CUstream> &streams_of(Context &context, bool free) {
+    return free ? context.free_streams : context.blocking_streams;
+}
+
 void remember_stream(CUstream stream, unsigned flags) {
-    if ((flags & CU_STREAM_NON_BLOCKING) == 0 || driver_only())
+    if (driver_only())
         return;
     if (Context *context = current_context(); context != nullptr) {
         std::lock_guard lock(memory().mutex);
-        context->free_streams.push_back(stream);
+        streams_of(*context, (flags & CU_STREAM_NON_BLOCKING) != 0).push_back(stream);
     }
 }
 
@@ -143,18 +147,22 @@ template <typename Destroy> CUresult destroy_stream(CUstream stream, Destroy des
     if (driver_only())
         return destroy();
     Context *owner = nullptr;
+    bool free = false;
     {
         std::lock_guard lock(memory().mutex);
         for (const auto &[handle, context] : memory().contexts)
-            if (std::erase(context->free_streams, stream) != 0)
-                owner = context.get();
+            for (const bool kind : {false, true})
+                if (std::erase(streams_of(*context, kind), stream) != 0) {
+                    owner = context.get();
+                    free = kind;
+                }
     }
     const CUresult result = destroy();
     if (result == CUDA_SUCCESS) {
         ended([&](const Capture &capture) { return capture.stream == stream; });
     } else if (owner != nullptr) {
         std::lock_guard lock(memory().mutex);
-        owner->free_streams.push_back(stream);
+        streams_of(*owner, free).push_back(stream);
     }
     return result;
 }

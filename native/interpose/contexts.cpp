@@ -93,6 +93,7 @@ void free_memory_of(Context *context) {
 // With the lock held.
 void clear_relations(Context *context) {
     context->free_streams.clear();
+    context->blocking_streams.clear();
     context->readers.clear();
     for (const auto &[handle, other] : memory().contexts)
         std::erase(other->readers, context);

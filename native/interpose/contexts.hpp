@@ -21,6 +21,7 @@ struct Context {
     uint32_t retains = 0;           // of a primary context, by cuDevicePrimaryCtxRetain
     std::vector<Context *> readers; // contexts that enabled peer access to this one's memory
     std::vector<CUstream> free_streams; // created with CU_STREAM_NON_BLOCKING: the legacy stream does not wait for them
+    std::vector<CUstream> blocking_streams; // the other ones
 };
 
 // The calling thread's current context, or null when there is none (or the driver cannot say).

@@ -3,6 +3,8 @@
 
 #include "debug.hpp"
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <climits>
 #include <ctime>
@@ -12,6 +14,7 @@
 #include <pthread.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#include <vector>
 
 namespace woodfrog::interpose {
 
@@ -44,6 +47,7 @@ void give_back_record(void *value) {
     detail::t_record = nullptr;
     record->depth.store(0, std::memory_order_release);
     record->passes.store(0, std::memory_order_relaxed);
+    record->admission.store(0, std::memory_order_relaxed);
     record->used.store(false, std::memory_order_release);
 }
 
@@ -63,6 +67,31 @@ ThreadRecord *take_record() {
     while (!g_records.compare_exchange_weak(record->next, record, std::memory_order_acq_rel))
         ;
     return record;
+}
+
+// What a closed gate has allowed a thread, and what came of it.
+enum Admission : uint32_t { kNone = 0, kAdmitted = 1, kSubmitted = 2 };
+
+// Calls that may give the GPU work which others wait for: launches, copies, and whatever is not known to be harmless.
+bool submits(uint32_t function) {
+    static constexpr auto kSubmits = [] {
+        std::array<bool, static_cast<size_t>(Symbol::count)> table{};
+#define WF_WRITES(name) table[static_cast<size_t>(Symbol::name)] = true;
+#include "writes.inc"
+#undef WF_WRITES
+        return table;
+    }();
+    return kSubmits[function];
+}
+
+// Whether an admission lets this call pass the closed gate.
+bool uses_admission(ThreadRecord *record) {
+    uint32_t admission = record->admission.load(std::memory_order_acquire);
+    if (admission != kAdmitted)
+        return false;
+    if (!submits(record->function.load(std::memory_order_relaxed)))
+        return true;
+    return record->admission.compare_exchange_strong(admission, kSubmitted, std::memory_order_acq_rel);
 }
 
 bool find_straggler(Straggler *straggler) {
@@ -99,12 +128,14 @@ void detail::enter_slow(ThreadRecord *record) {
             gate_prepare();
             continue;
         }
-        if (!(gate & kClosed) || record->passes.load(std::memory_order_relaxed) != 0)
+        if (!(gate & kClosed) || record->passes.load(std::memory_order_relaxed) != 0 || uses_admission(record))
             return;
+        record->waiting.store(true, std::memory_order_release); // first: nobody may see it neither inside nor waiting
         record->depth.store(0, std::memory_order_release);
         leave_slow();
         futex_wait(&g_gate, gate, nullptr);
         record->depth.store(1, std::memory_order_relaxed);
+        record->waiting.store(false, std::memory_order_release);
     }
 }
 
@@ -131,16 +162,22 @@ void gate_prepare() {
     g_gate.fetch_and(~kUnprepared, std::memory_order_acq_rel);
 }
 
-CloseResult gate_close(Deadline deadline, Straggler *straggler) {
+bool gate_shut() {
     const uint32_t before = g_gate.fetch_or(kClosed, std::memory_order_seq_cst);
     if ((before & kFenced) == 0) {
         // Registered again each time: a process restored by CRIU may have lost the registration, and it costs nothing.
         membarrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED);
         if (membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED) != 0) {
             gate_open();
-            return CloseResult::refused;
+            return false;
         }
     }
+    return true;
+}
+
+CloseResult gate_close(Deadline deadline, Straggler *straggler) {
+    if (!gate_shut())
+        return CloseResult::refused;
     for (;;) {
         const uint32_t seen = g_left.load(std::memory_order_acquire);
         if (!find_straggler(straggler))
@@ -154,8 +191,54 @@ CloseResult gate_close(Deadline deadline, Straggler *straggler) {
 }
 
 void gate_open() {
-    g_gate.fetch_and(~kClosed, std::memory_order_seq_cst);
+    g_gate.fetch_and(kUnprepared | kFenced, std::memory_order_seq_cst);
     futex_wake_all(&g_gate);
+}
+
+bool gate_is_shut() {
+    return (g_gate.load(std::memory_order_acquire) & kClosed) != 0;
+}
+
+GateLook gate_look() {
+    GateLook look;
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    for (ThreadRecord *record = g_records.load(std::memory_order_acquire); record != nullptr; record = record->next) {
+        if (!record->used.load(std::memory_order_acquire) || record->passes.load(std::memory_order_acquire) != 0)
+            continue;
+        if (record->depth.load(std::memory_order_acquire) != 0)
+            ++look.inside;
+        else if (record->waiting.load(std::memory_order_acquire))
+            ++look.waiting;
+    }
+    return look;
+}
+
+uint32_t gate_admit(Deadline deadline) {
+    std::vector<ThreadRecord *> admitted;
+    for (ThreadRecord *record = g_records.load(std::memory_order_acquire); record != nullptr; record = record->next) {
+        if (record->used.load(std::memory_order_acquire) && record->waiting.load(std::memory_order_acquire)) {
+            record->admission.store(kAdmitted, std::memory_order_release);
+            admitted.push_back(record);
+        }
+    }
+    if (admitted.empty())
+        return 0;
+    g_gate.fetch_add(detail::kRound, std::memory_order_seq_cst); // whoever is about to sleep on the old value does not
+    futex_wake_all(&g_gate);
+    for (;;) {
+        const uint32_t seen = g_left.load(std::memory_order_acquire);
+        const bool done = std::any_of(admitted.begin(), admitted.end(), [](const ThreadRecord *record) {
+            return record->admission.load(std::memory_order_acquire) == kSubmitted &&
+                   record->depth.load(std::memory_order_acquire) == 0;
+        });
+        if (done || std::chrono::steady_clock::now() >= deadline)
+            break;
+        futex_wait(&g_left, seen, &deadline);
+    }
+    uint32_t submitted = 0;
+    for (ThreadRecord *record : admitted)
+        submitted += record->admission.exchange(kNone, std::memory_order_seq_cst) == kSubmitted ? 1 : 0;
+    return submitted;
 }
 
 void gate_forget() {

@@ -25,6 +25,8 @@ struct alignas(64) ThreadRecord {
     std::atomic<uint32_t> passes{0}; // > 0: not stopped by a closed gate (agent, host callbacks of the driver)
     std::atomic<int32_t> tid{0};
     std::atomic<bool> used{false};
+    std::atomic<bool> waiting{false};   // stopped by a closed gate
+    std::atomic<uint32_t> admission{0}; // what an admitted thread may do and has done; the agent writes it too
     ThreadRecord *next = nullptr;
 };
 
@@ -33,6 +35,7 @@ namespace detail {
 inline constexpr uint32_t kUnprepared = 1; // no driver known yet
 inline constexpr uint32_t kClosed = 2;
 inline constexpr uint32_t kFenced = 4; // membarrier is not to be had: every call pays for a fence, on the slow path
+inline constexpr uint32_t kRound = 8;  // the bits from here on count admissions while the gate is closed
 extern std::atomic<uint32_t> g_gate;
 extern constinit thread_local ThreadRecord *t_record __attribute__((tls_model("initial-exec")));
 ThreadRecord *register_thread();
@@ -111,6 +114,20 @@ void gate_prepare();
 // one thread that was inside. `refused`: the kernel gave no memory barrier.
 CloseResult gate_close(Deadline deadline, Straggler *straggler);
 void gate_open();
+
+// The two halves of a close, for processes that come to rest together: closing without waiting (false: refused, the
+// gate is open), and looking who is there.
+bool gate_shut();
+bool gate_is_shut();
+struct GateLook {
+    uint32_t waiting = 0; // threads stopped by the gate
+    uint32_t inside = 0;  // threads inside the driver
+};
+GateLook gate_look();
+// With the gate closed: lets every waiting thread go on until it has made one call that gives the GPU work; calls
+// before that do not count. Returns once one of them has, or at the deadline, with the gate closed to all of them
+// again; threads may still be inside. How many gave the GPU work.
+uint32_t gate_admit(Deadline deadline);
 // In a forked child: the gate is open for good and knows no threads.
 void gate_forget();
 uint64_t gate_launches();

@@ -81,6 +81,24 @@ bool is_gone(CUresult result) {
     return result == CUDA_ERROR_CONTEXT_IS_DESTROYED || result == CUDA_ERROR_INVALID_CONTEXT;
 }
 
+// Whether the context has work, without any call that could wait for it: one that gives the GPU work of its own, be it
+// an event, waits where the queue is full. What is left out are per-thread default streams; `quiesce` sees those.
+CUresult look_at_context(const Context &context) {
+    const CurrentScope current(context.handle);
+    if (is_gone(current.result()))
+        return CUDA_SUCCESS;
+    if (current.result() != CUDA_SUCCESS)
+        return current.result();
+    for (const std::vector<CUstream> *streams : {&context.free_streams, &context.blocking_streams})
+        for (const CUstream stream : *streams)
+            if (const CUresult result = WF_REAL(cuStreamQuery)(stream); result != CUDA_SUCCESS)
+                return result;
+    if (context.green)
+        return CUDA_SUCCESS;
+    const CUresult result = WF_REAL(cuStreamQuery)(CU_STREAM_LEGACY);
+    return is_gone(result) ? CUDA_SUCCESS : result;
+}
+
 Outcome wait_for_context(const Context &context, Deadline deadline) {
     const CurrentScope current(context.handle);
     if (is_gone(current.result()))
@@ -148,6 +166,46 @@ Outcome quiesce(Deadline deadline) {
         }
     }
     return {};
+}
+
+Outcome hold(Deadline deadline, bool admit, Held *held) {
+    std::string why;
+    if (!gate_is_shut()) {
+        if (!capture_hold(deadline, &why)) {
+            held->capturing = true;
+            return {};
+        }
+        if (!gate_shut()) {
+            capture_let_go();
+            return {wire::Status::unsupported, CUDA_SUCCESS, 0, "the kernel refuses membarrier to this process"};
+        }
+    }
+    if (is_ending()) {
+        resume();
+        return {wire::Status::unsupported, CUDA_ERROR_DEINITIALIZED, 0, "the process is ending"};
+    }
+    if (admit)
+        held->submitted = gate_admit(deadline);
+    for (;;) {
+        const GateLook look = gate_look();
+        held->waiting = look.waiting;
+        CUresult result = look.inside == 0 ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+        if (look.inside == 0) {
+            const std::vector<Context *> contexts = live_contexts();
+            for (size_t i = 0; i < contexts.size() && result == CUDA_SUCCESS; ++i) {
+                result = look_at_context(*contexts[i]);
+                if (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY) {
+                    resume();
+                    return work_outcome(result, *contexts[i], "the streams");
+                }
+            }
+        }
+        held->idle = result == CUDA_SUCCESS;
+        if (held->idle || std::chrono::steady_clock::now() >= deadline)
+            return {};
+        const timespec pause{0, kFirstPauseNs};
+        nanosleep(&pause, nullptr);
+    }
 }
 
 void resume() {

@@ -24,4 +24,16 @@ Outcome driver_failure(CUresult result, const std::string &what, uint64_t value 
 Outcome quiesce(Deadline deadline);
 void resume();
 
+// For processes that come to rest together: one whose work waits for another process must not be waited for, so each
+// step is short, and who decides sees all of them (operations/cut.py).
+struct Held {
+    bool idle = false;      // the gate is closed, nobody is inside, and no context has work
+    bool capturing = false; // a stream capture is active; the gate is open still
+    uint32_t waiting = 0;   // threads at the closed gate
+    uint32_t submitted = 0; // of those that were admitted: how many gave the GPU work
+};
+// Closes the gate as soon as no capture is active; with `admit` lets each waiting thread give the GPU work once; then
+// looks until the process is idle or the deadline has come. On any other outcome than ok the gate is open.
+Outcome hold(Deadline deadline, bool admit, Held *held);
+
 } // namespace woodfrog::interpose

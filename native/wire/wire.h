@@ -19,8 +19,11 @@
 //        └──────resume────────┴───────resume───────┘         (only return leads on)           │
 //        └───────────────────────────────────resume───────────────────────────────────────────┘
 //
-// When the daemon's end of the socket closes without `detach`: quiesced, exported and returned go back to running by
-// themselves (exported fds are closed); released stays and waits. `detach` closes the socket in any state and keeps
+// Processes that come to rest together are `held` on the way: running ──hold──▶ held ──hold──▶ held ──quiesce──▶
+// quiesced (or resume). A quiesce that fails opens the gate.
+//
+// When the daemon's end of the socket closes without `detach`: held, quiesced, exported and returned go back to running
+// by themselves (exported fds are closed); released stays and waits. `detach` closes the socket in any state and keeps
 // the state. While it has no connection the agent holds no file descriptor of ours and sleeps in sigwaitinfo for the
 // thread-directed signal WF_WAKE_SIGNAL, upon which it connects again and says `hello` with its state.
 #pragma once
@@ -32,12 +35,17 @@
 #define WF_MAX_ENTRIES 240 /* per message; also keeps fd_count below the kernel's SCM_MAX_FD of 253 */
 #define WF_AGENT_THREAD_NAME "woodfrog-agent"
 #define WF_WAKE_SIGNAL_OFFSET 3 /* the wake signal is SIGRTMAX - 3; blocked only in the agent thread */
-#define WF_FLAG_LAST 1u         /* header.flags: the last batch of a series */
+/* reply.value of `hold`; with `admit` each thread at the gate first gives the GPU work once, which is counted */
+#define WF_HELD_IDLE 1u
+#define WF_HELD_CAPTURING 2u /* a capture is active: the gate is open still */
+#define WF_HELD_SUBMITTED_SHIFT 8
+#define WF_HELD_WAITING_SHIFT 32
+#define WF_FLAG_LAST 1u /* header.flags: the last batch of a series */
 
 // The tables are laid out by hand: clang-format does not come to rest on them.
 // clang-format off
 // name, value
-#define WF_STATES(X) X(running, 0) X(quiesced, 1) X(exported, 2) X(released, 3) X(returned, 4)
+#define WF_STATES(X) X(running, 0) X(quiesced, 1) X(exported, 2) X(released, 3) X(returned, 4) X(held, 5)
 
 // header.status of a reply: name, value
 #define WF_STATUSES(X)                                                                                                 \
@@ -80,7 +88,7 @@
         F(device_count, uint32_t, 1, "I") F(name, char, 64, "64s") F(build, char, 32, "32s")
 #define WF_FIELDS_empty(F)
 #define WF_FIELDS_quiesce(F)                                                                                           \
-    F(operation, uint64_t, 1, "Q") F(timeout_ms, uint32_t, 1, "I") F(reserved, uint32_t, 1, "I")
+    F(operation, uint64_t, 1, "Q") F(timeout_ms, uint32_t, 1, "I") F(admit, uint32_t, 1, "I")
 // offer 0: what was offered and not taken is taken back. bytes: what to make ready if the agent knows no better.
 #define WF_FIELDS_control(F)                                                                                           \
     F(bytes, uint64_t, 1, "Q") F(offer, uint32_t, 1, "I") F(reserved, uint32_t, 1, "I")
@@ -153,7 +161,8 @@
     M(return_batch, 37, empty, handle, "daemon")  /* fds; import, map, set access; reply only after the LAST batch */  \
     M(resume, 38, empty, empty, "daemon")         /* gate open */                                                      \
     M(ping, 39, empty, empty, "daemon")                                                                                \
-    M(control_memory, 40, control, empty, "daemon") /* memory for the control state, made ready while running */
+    M(control_memory, 40, control, empty, "daemon") /* memory for the control state, made ready while running */       \
+    M(hold, 44, quiesce, empty, "daemon") /* running or held: gate closed, work may go on; reply.value is WF_HELD_… */
 // clang-format on
 
 #ifdef __cplusplus

@@ -124,6 +124,7 @@ class TargetInfo(_Jsonable):
     managed: bool = True
     gpu_bytes: int = 0
     devices: list[int] = field(default_factory=list)
+    gpu_pids: list[int] = field(default_factory=list)  # of all processes of it that use GPUs
     launches: int = 0  # of kernels and graphs since it started; of running managed targets only
     command: str = ""
     log: str = ""

@@ -222,6 +222,21 @@ class Product:
 
         return Sharer(*self._ordered("sharer", str(workers), track=track), workers)
 
+    def collective(self, ranks: int, *options: str) -> Stepper:
+        """Start ranks that meet in a collective at every step (tests/sim/targets/collective.cpp)."""
+        self._count += 1
+        name = f"collective-{self._count}"
+        log = self.root / f"{name}.log"
+        environment = launch.target_environment(
+            name, self.runtime, {**os.environ, **self.environment}, paths.interposer()
+        )
+        command = [str(self.build / "collective"), str(self.build / "collective.ptx"), str(ranks), *options]
+        process = launch.start(command, name=name, log=log, env=environment, cwd=str(self.root))
+        stepper = Stepper(process.pid, log, process)
+        self._targets.append(stepper)
+        stepper.wait_for(lambda lines: any(line.startswith("step ") for line in lines), "first step")
+        return stepper
+
     def _ordered(self, program: str, *arguments: str, track: bool = False) -> tuple[Stepper, Path]:
         """A target that takes orders, and the file for them."""
         self._count += 1
@@ -343,15 +358,15 @@ def build_targets(into: Path) -> Path:
     them already."""
     if ready := os.environ.get("WOODFROG_TEST_TARGETS"):
         return Path(ready)
-    if (into / "sharer").exists():
+    if (into / "collective").exists():
         return into  # another folder's tests of this session came first
     nvcc = next((found for name in _NVCC if (found := shutil.which(name))), None)
     command = [nvcc] if nvcc else [str(_wheel_nvcc())]
     into.mkdir(parents=True, exist_ok=True)
-    for program in ("stepper", "launcher"):
+    for program in ("stepper", "launcher", "collective"):
         ptx, source = into / f"{program}.ptx", TARGETS / f"{program}_kernels.cu"
         subprocess.run([*command, "-ptx", "-arch=sm_90", "-o", str(ptx), str(source)], check=True)
-    for program in ("stepper", "scribbler", "launcher", "sharer"):
+    for program in ("stepper", "scribbler", "launcher", "sharer", "collective"):
         subprocess.run(
             [
                 "g++", "-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{_cuda_include()}",

@@ -18,7 +18,7 @@ def ps(as_json: JsonOption = False) -> None:
             return
         rows = [
             (
-                str(target.pid),
+                ",".join(map(str, target.gpu_pids or [target.pid])),
                 target.name or "-",
                 target.state,
                 human_bytes(target.gpu_bytes),

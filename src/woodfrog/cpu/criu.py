@@ -50,6 +50,7 @@ class Dumped:
     size_bytes: int
     tasks: list[images.Task]
     shell_job: bool  # must be given to the restore
+    connections: bool = False  # so must this: TCP connections between processes of the tree were saved
 
 
 @dataclass(frozen=True)
@@ -98,15 +99,18 @@ class Criu:
         leave_running: bool,
         timeout_s: float = 600.0,
         shell_job: bool | None = None,
+        connections: bool = False,
         log_directory: Path | None = None,
         ghost_limit_bytes: int = options.GHOST_LIMIT_BYTES,
     ) -> Dumped:
         """Save the process tree below `pid` (CPU side only) into `directory`, which is created 0700 and must be empty.
 
-        With `leave_running` the tree runs on afterwards; without, it is left stopped, for the caller to kill once the
-        image is durable or to continue. `shell_job` None decides by the tree's session. CRIU's log becomes part of the
-        image. On failure the tree runs on, the log is kept in `log_directory` if given (its end is in the error's
-        details either way), and RefusedError, NoSpaceError, TimeoutExceededError or WoodfrogError says why.
+        With `leave_running` the tree runs on afterwards; without, it is left stopped, for the caller to kill
+        once the image is durable or to continue. `shell_job` None decides by the tree's session. `connections`:
+        all of the tree's TCP connections are between its own processes, and are saved. CRIU's log becomes part
+        of the image. On failure the tree runs on, the log is kept in `log_directory` if given (its end is in
+        the error's details either way), and RefusedError, NoSpaceError, TimeoutExceededError or WoodfrogError
+        says why.
         """
         directory = directory.absolute()
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -129,6 +133,7 @@ class Criu:
                 plugins=_no_plugins(work),
                 leave_running=leave_running,
                 shell_job=shell_job,
+                connections=connections,
                 unprivileged=_unprivileged(),
                 freeze_timeout_s=int(min(timeout_s, 3600)),
                 ghost_limit_bytes=ghost_limit_bytes,
@@ -152,7 +157,7 @@ class Criu:
                 if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
                     raise _disk_full(pid) from error
                 raise
-        return Dumped(directory, finished.elapsed_s, _size_bytes(directory), tasks, shell_job)
+        return Dumped(directory, finished.elapsed_s, _size_bytes(directory), tasks, shell_job, connections)
 
     def restore(
         self,
@@ -161,6 +166,7 @@ class Criu:
         log_directory: Path | None = None,
         timeout_s: float = 600.0,
         shell_job: bool = False,
+        connections: bool = False,
     ) -> Restored:
         """Bring the tree in `directory` back, with its old process numbers; returns when it runs.
 
@@ -181,6 +187,7 @@ class Criu:
                 work=work,
                 plugins=_no_plugins(work),
                 shell_job=shell_job,
+                connections=connections,
                 unprivileged=_unprivileged(),
             )
             began_ticks = processes.now_ticks()

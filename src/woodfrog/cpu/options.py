@@ -21,7 +21,9 @@ GHOST_LIMIT_BYTES = 64 << 30
 _VERBOSITY = 3
 
 
-def common(*, images: Path, work: Path, plugins: Path, log: str, shell_job: bool, unprivileged: bool) -> list[str]:
+def common(
+    *, images: Path, work: Path, plugins: Path, log: str, shell_job: bool, connections: bool, unprivileged: bool
+) -> list[str]:
     """Options that dump and restore must agree on, or that mean the same for both."""
     arguments = [
         "--no-default-config",  # a configuration file of the machine must not change what an image means
@@ -39,9 +41,7 @@ def common(*, images: Path, work: Path, plugins: Path, log: str, shell_job: bool
         "--file-locks",
         # Datagram sockets to outside (syslog, a resolver) are connected again by path.
         "--ext-unix-sk",
-        # Established TCP connections come back closed, as after a dropped line. Saving them would mean blocking the
-        # peer, which leave-running cannot, and the peer of an image restored tomorrow is gone anyway.
-        "--tcp-close",
+        *tcp(connections),
         # The target comes back in the daemon's own control group: the old one may not exist here, and inside containers
         # the hierarchy is not writable.
         "--manage-cgroups=ignore",
@@ -54,6 +54,17 @@ def common(*, images: Path, work: Path, plugins: Path, log: str, shell_job: bool
     return arguments
 
 
+def tcp(connections: bool) -> list[str]:
+    """What becomes of established TCP connections; `connections`: all of them are between processes of the tree."""
+    if connections:
+        # Both ends stand still, are saved and come back together, so there is no packet to keep away meanwhile: what
+        # was on its way is sent again. Without it the ranks of torchrun would lose their store.
+        return ["--tcp-established", "--network-lock", "skip"]
+    # They come back closed, as after a dropped line. Saving them would mean blocking the peer, which leave-running
+    # cannot, and the peer of an image restored tomorrow is gone anyway.
+    return ["--tcp-close"]
+
+
 def dump(
     program: Path,
     *,
@@ -63,6 +74,7 @@ def dump(
     plugins: Path,
     leave_running: bool,
     shell_job: bool,
+    connections: bool,
     unprivileged: bool,
     freeze_timeout_s: int,
     ghost_limit_bytes: int = GHOST_LIMIT_BYTES,
@@ -79,6 +91,7 @@ def dump(
             plugins=plugins,
             log=DUMP_LOG,
             shell_job=shell_job,
+            connections=connections,
             unprivileged=unprivileged,
         ),
         "--leave-running" if leave_running else "--leave-stopped",
@@ -100,6 +113,7 @@ def restore(
     work: Path,
     plugins: Path,
     shell_job: bool,
+    connections: bool,
     unprivileged: bool,
     extra: Sequence[str] = (),
 ) -> list[str]:
@@ -113,6 +127,7 @@ def restore(
             plugins=plugins,
             log=RESTORE_LOG,
             shell_job=shell_job,
+            connections=connections,
             unprivileged=unprivileged,
         ),
         "--restore-detached",

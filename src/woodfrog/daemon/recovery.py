@@ -26,11 +26,12 @@ from woodfrog.cpu.run import still_running
 from woodfrog.daemon.keeper_client import KeeperClient
 from woodfrog.daemon.targets import Targets
 from woodfrog.driver.process import DriverProcess, ProcessState
-from woodfrog.errors import BadImageError, NotFoundError, WoodfrogError
+from woodfrog.errors import BadImageError, NotFoundError, TargetLostError, WoodfrogError
 from woodfrog.operations.checkpoint import end_tree
 from woodfrog.operations.context import Context
 from woodfrog.operations.dump_folder import folder_of, remove_abandoned
-from woodfrog.operations.frozen import AGENT_TIMEOUT_S, FrozenTarget
+from woodfrog.operations.frozen import FrozenTarget
+from woodfrog.operations.members import AGENT_TIMEOUT_S
 from woodfrog.operations.notes import WARM, Notes, Record, read_notes, suspend_key, target_key
 from woodfrog.operations.resume import suspend_driver
 from woodfrog.operations.space import Space
@@ -96,7 +97,7 @@ class Recovery:
         _wait_for_criu(*folder_of(self._context.runtime_directory, notes).glob("criu-*"))
         key = (notes.pid, notes.start_ticks)
         record = Record(self._keeper, target_key(*key), exists=True)
-        if not Identity(*key).is_alive():
+        if not notes.alive:
             log.warning("process %d (%s) has ended; its memory is let go", notes.pid, notes.name)
             record.drop()
             self._targets.frozen.pop(key, None)
@@ -111,7 +112,8 @@ class Recovery:
             record.drop()
             return
         self._targets.frozen[key] = notes
-        self._bring_back(notes, fds)
+        with contextlib.suppress(TargetLostError):  # a part of it has ended; the rest runs
+            self._bring_back(notes, fds)
         del self._targets.frozen[key]
         if notes.operation == "resume":
             self._drop_suspended(notes)
@@ -140,7 +142,7 @@ class Recovery:
     def _suspended(self, key: str, notes: Notes) -> None:
         identity = (notes.pid, notes.start_ticks)
         record = Record(self._keeper, key, exists=True)
-        if not Identity(*identity).is_alive():
+        if not notes.alive:
             log.warning("suspended process %d (%s) has ended; its data is let go", notes.pid, notes.name)
             record.drop()
             return
@@ -159,11 +161,12 @@ class Recovery:
 
     def _runs(self, notes: Notes) -> bool:
         """Whether a resume had come to its end."""
-        if DriverProcess(notes.pid).state() is not ProcessState.RUNNING:
+        living = [one for one in notes.gpu_processes if Identity(one.pid, one.start_ticks).is_alive()]
+        if any(DriverProcess(one.pid).state() is not ProcessState.RUNNING for one in living):
             return False
         if not notes.managed:
             return True
-        return self._context.agents.ensure(notes.pid, AGENT_TIMEOUT_S).state == "running"
+        return all(self._context.agents.ensure(one.pid, AGENT_TIMEOUT_S).state == "running" for one in living)
 
     def _drop_suspended(self, notes: Notes) -> None:
         identity = (notes.pid, notes.start_ticks)
@@ -201,10 +204,13 @@ class Recovery:
         return found
 
     def _restored_runs(self, notes: Notes) -> bool:
-        stat = procfs.stat(notes.pid)
-        if stat is None:
-            return False
-        notes.start_ticks = stat.start_ticks
+        for one in notes.gpu_processes:
+            stat = procfs.stat(one.pid)
+            if stat is None:
+                return False
+            one.start_ticks = stat.start_ticks
+            if one.pid == notes.pid:
+                notes.start_ticks = stat.start_ticks
         try:
             return self._runs(notes)
         except WoodfrogError as failure:

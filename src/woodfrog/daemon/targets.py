@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from woodfrog.daemon.agents import Agents
 from woodfrog.errors import NotFoundError, TargetState, UsageError, WoodfrogError
 from woodfrog.operations.notes import Notes
-from woodfrog.operations.survey import log_path_of
+from woodfrog.operations.survey import Numbering, log_path_of
 from woodfrog.target import discovery, procfs
 from woodfrog.target.identity import Identity
 
@@ -25,13 +25,15 @@ Key = tuple[int, int]
 
 @dataclass(frozen=True)
 class Resolved:
-    """Who is meant. `root_pid` is the root of the tree that is dumped; `pid` uses the GPU (0: not known yet)."""
+    """Who is meant. `root_pid` is the root of the tree that is dumped; `pid` uses the GPU, of several processes the
+    first (0: not known yet)."""
 
     name: str
     pid: int
     start_ticks: int
     root_pid: int
     state: str
+    members: tuple[Key, ...] = ()  # all of its processes that use the GPU, by pid
 
     @property
     def key(self) -> Key:
@@ -59,7 +61,8 @@ class Targets:
             return self._names.get(identity, "")
 
     def resolve(self, reference: int | str) -> Resolved:
-        """The target with this pid (of any process in its tree's line) or name. NotFoundError, UsageError."""
+        """The target with this pid (of any of its GPU processes, or of its root) or name: one process of a job stands
+        for the whole job. NotFoundError, UsageError."""
         if isinstance(reference, str) and reference.isdigit():
             reference = int(reference)
         rows = self._known()
@@ -67,7 +70,7 @@ class Targets:
             if reference < 1:
                 raise UsageError(f"{reference} is no process id")
             for row in rows:
-                if reference in (row.pid, row.root_pid):
+                if reference in (row.pid, row.root_pid, *(pid for pid, _ in row.members)):
                     return row
             stat = procfs.stat(reference)
             if stat is None or stat.state in "ZX":
@@ -101,26 +104,36 @@ class Targets:
         links = self._agents.links()
         for row in self._known():
             notes = self.suspended.get(row.key) or self.frozen.get(row.key)
-            link = links.get(row.pid)
-            managed = notes.managed if notes else link is not None or discovery.agent_of(row.pid) is not None
+            managed = notes.managed if notes else row.pid in links or discovery.agent_of(row.pid) is not None
             operation = self.operations.get(row.root_pid, "")
-            gpu_bytes, uuids = (sum(handle.size for handle in notes.handles), notes.devices) if notes else (0, {})
+            gpu_bytes = sum(handle.size for handle in notes.handles) if notes else 0
+            devices = set(notes.devices) if notes else set()
+            numbering = Numbering()
             launches = 0
-            if link is not None and not notes and not operation:
-                with contextlib.suppress(WoodfrogError):  # it ended, or it is busy: then the row says less
-                    answer = link.survey(timeout_s=2.0)
-                    gpu_bytes = answer.owned_bytes + answer.driver_owned_bytes
-                    launches = answer.launches
-                    uuids = {device.ordinal: device.uuid.hex() for device in answer.devices}
+            ranks = []
+            for pid, _ in row.members:
+                mine: list[str] = []
+                link = links.get(pid)
+                if link is not None and not notes and not operation:
+                    with contextlib.suppress(WoodfrogError):  # it ended, or it is busy: then the row says less
+                        answer = link.survey(timeout_s=2.0)
+                        gpu_bytes += answer.owned_bytes + answer.driver_owned_bytes
+                        launches += answer.launches
+                        mine = sorted(device.uuid.hex() for device in answer.devices if device.owned_bytes)
+                        numbering.add(answer)
+                ranks.append({"pid": pid, "gpus": mine})
+            devices |= {device.ordinal for device in numbering.devices()}
             result.append(
                 {
                     "pid": row.pid,
                     "root_pid": row.root_pid,
+                    "gpu_processes": ranks,
                     "name": row.name,
                     "state": row.state,
                     "managed": managed,
                     "gpu_bytes": gpu_bytes,
-                    "devices": sorted(uuids),
+                    "devices": sorted(devices),
+                    "gpu_pids": [pid for pid, _ in row.members] or [row.pid],
                     "launches": launches,
                     "command": " ".join(procfs.command_line(row.pid))[:400],
                     "log": log_path_of(row.pid),
@@ -131,15 +144,16 @@ class Targets:
 
     def forget_dead(self) -> list[Notes]:
         """Suspended targets whose process has ended; they are out of the table now."""
-        dead = [key for key in list(self.suspended) if not Identity(*key).is_alive()]
+        dead = [key for key, notes in list(self.suspended.items()) if not notes.alive]
         return [self.suspended.pop(key) for key in dead]
 
     def _known(self) -> list[Resolved]:
         rows: dict[Key, Resolved] = {}
         for state, table in ((TargetState.SUSPENDED, self.suspended), (TargetState.FROZEN, self.frozen)):
             for key, notes in list(table.items()):
-                if Identity(*key).is_alive():
-                    rows[key] = Resolved(notes.name, notes.pid, notes.start_ticks, notes.root_pid, state)
+                if notes.alive:
+                    members = tuple((one.pid, one.start_ticks) for one in notes.gpu_processes)
+                    rows[key] = Resolved(notes.name, notes.pid, notes.start_ticks, notes.root_pid, state, members)
         for link in self._agents.links().values():
             with contextlib.suppress(WoodfrogError):
                 identity = link.identity
@@ -152,21 +166,56 @@ class Targets:
             names = dict(self._names)
         for identity, name in names.items():
             self._add(rows, identity.pid, identity.start_ticks, name)
-        return sorted(rows.values(), key=lambda row: row.pid)
+        return sorted(_jobs(rows.values()), key=lambda row: row.pid)
 
     def _add(self, rows: dict[Key, Resolved], pid: int, start_ticks: int, name: str) -> None:
         key = (pid, start_ticks)
         if key not in rows and Identity(pid, start_ticks).is_alive():
             shown = name or self.name_of(Identity(pid, start_ticks)) or f"pid-{pid}"
-            rows[key] = Resolved(shown, pid, start_ticks, root_of(pid), TargetState.RUNNING)
+            rows[key] = Resolved(shown, pid, start_ticks, root_of(pid), TargetState.RUNNING, (key,))
+
+
+def _jobs(rows: Iterable[Resolved]) -> list[Resolved]:
+    """Rows of one tree as one: operations take all of its processes that use the GPU, or none."""
+    trees: dict[int, list[Resolved]] = {}
+    for row in rows:
+        trees.setdefault(row.root_pid, []).append(row)
+    result = []
+    for found in trees.values():
+        # What the notes of a suspended or frozen target say goes before what its processes look like.
+        known = [row for row in found if row.state != TargetState.RUNNING]
+        if known:
+            result += known
+            continue
+        first, *others = sorted(found, key=lambda row: row.pid)
+        members = sorted({member for row in (first, *others) for member in row.members})
+        result.append(replace(first, members=tuple(members)))
+    return result
 
 
 def root_of(pid: int) -> int:
-    """The root of the tree to dump: the leader of the process's session when it is among its ancestors, else itself.
+    """The root of the tree to dump: the first ancestor that `woodfrog run` started under this target's name, else the
+    process itself.
 
     `woodfrog run` starts every target as the leader of a session of its own, whether that is the program itself or a
-    shell script around it. Somebody's own shell is no part of the target: it has no WOODFROG_NAME.
+    shell script around it. Launchers put each rank into a session of its own below that. Somebody's own shell is no
+    part of the target: it has no WOODFROG_NAME.
     """
+    root = _session_root(pid)
+    name = _name_of(root)
+    while name is not None:
+        stat = procfs.stat(root)
+        if stat is None or _name_of(stat.parent_pid) != name:
+            break
+        above = _session_root(stat.parent_pid)
+        if above == stat.parent_pid and (parent := procfs.stat(above)) is not None and parent.session_id != above:
+            break  # its session's leader is somebody else's
+        root = above
+    return root
+
+
+def _session_root(pid: int) -> int:
+    """The leader of the process's session when it is among its ancestors and was started by woodfrog, else itself."""
     stat = procfs.stat(pid)
     if stat is None:
         return pid
@@ -176,6 +225,12 @@ def root_of(pid: int) -> int:
             return ancestor.pid if b"\0WOODFROG_NAME=" in _environment(ancestor.pid) else pid
         ancestor = procfs.stat(ancestor.parent_pid)
     return pid
+
+
+def _name_of(pid: int) -> bytes | None:
+    """What the process's environment has as the name of its target."""
+    entries = _environment(pid).split(b"\0")
+    return next((one for one in entries if one.startswith(b"WOODFROG_NAME=")), None)
 
 
 def _environment(pid: int) -> bytes:

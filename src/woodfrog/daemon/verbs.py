@@ -22,7 +22,7 @@ from woodfrog.operations.restore import Restore, RestoreRequest
 from woodfrog.operations.resume import Resume, ResumeRequest
 from woodfrog.operations.suspend import Suspend, SuspendRequest
 from woodfrog.operations.switch import Switch, SwitchRequest
-from woodfrog.target.identity import Identity, ProcessHandle
+from woodfrog.target.identity import ProcessHandle
 
 log = logging.getLogger(__name__)
 
@@ -289,8 +289,8 @@ class Verbs:
     def _drop_dead(self) -> None:
         """Data of suspended targets that were killed is of no use to anybody."""
         context = self._node.context
-        for key, notes in list(self._node.targets.suspended.items()):
-            if not Identity(*key).is_alive() and notes.root_pid not in self._node.targets.operations:
+        for notes in list(self._node.targets.suspended.values()):
+            if not notes.alive and notes.root_pid not in self._node.targets.operations:
                 log.warning("suspended process %d (%s) has ended; its data is let go", notes.pid, notes.name)
                 Resume(context, ResumeRequest(notes)).discard()
 

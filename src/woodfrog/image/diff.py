@@ -15,7 +15,7 @@ from typing import Any
 from woodfrog.errors import RefusedError
 from woodfrog.image.chunks import Cut
 from woodfrog.image.lookup import Lookup
-from woodfrog.image.manifest import DIGEST_BYTES, Allocation, FileRecord, Manifest
+from woodfrog.image.manifest import DIGEST_BYTES, Allocation, FileRecord, Manifest, member_of
 from woodfrog.image.spans import Handles, Marks, Span, spans, total
 
 SAME, CHANGED = range(2)
@@ -173,16 +173,16 @@ def _gpu_new_bytes(after: Manifest, known: Lookup) -> int:
 
 
 def _allocations(before: Manifest, after: Manifest) -> list[AllocationDiff]:
-    old = {(_ordinal(before, row), row.address): row for row in before.allocations.rows()}
+    old = {(_ordinal(before, row), member_of(row.handle), row.address): row for row in before.allocations.rows()}
     old_handles, new_handles = Handles(before), Handles(after)
     found = []
     for row in after.allocations.rows():
-        there = old.pop((_ordinal(after, row), row.address), None)
+        there = old.pop((_ordinal(after, row), member_of(row.handle), row.address), None)
         state, ranges = "added", [Span(0, row.size, CHANGED)]
         if there is not None:
             state, ranges = _compared(before, there, old_handles, after, row, new_handles)
         found.append(AllocationDiff(row.address, row.size, _ordinal(after, row), state, ranges))
-    for (device, address), row in old.items():
+    for (device, _, address), row in old.items():
         found.append(AllocationDiff(address, row.size, device, "removed", []))
     return sorted(found, key=lambda one: (one.device, one.address))
 

@@ -24,6 +24,7 @@ def summary(manifest: Manifest) -> dict[str, Any]:
         "leave_running": manifest.leave_running,
         "parent": manifest.parent,
         "gpu_pid": manifest.gpu_pid,
+        "gpu_pids": [process.pid for process in manifest.gpu_processes] or [manifest.gpu_pid],
         "gpu_bytes": manifest.gpu_bytes,
         "cpu_bytes": manifest.cpu_bytes,
         "chunk_bytes": manifest.chunk_bytes,
@@ -88,7 +89,7 @@ def lines(manifest: Manifest) -> list[tuple[str, str]]:
     found = [
         ("image", manifest.reference),
         ("created", iso_time(manifest.created_unix_s)),
-        ("target", f"{manifest.target_name or '-'} (pid {manifest.gpu_pid}), {manifest.kind}"),
+        ("target", f"{manifest.target_name or '-'} ({_gpu_pids(manifest)}), {manifest.kind}"),
         ("afterwards", "ran on" if manifest.leave_running else "stopped"),
         ("GPU memory", f"{human_bytes(manifest.gpu_bytes)} in {len(manifest.handles)} handles, "
                        f"{len(manifest.allocations)} allocations"),
@@ -150,3 +151,9 @@ def iso_time(unix_s: float) -> str:
         return time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(unix_s))
     except (OverflowError, ValueError, OSError):
         return "unknown"
+
+
+def _gpu_pids(manifest: Manifest) -> str:
+    if not manifest.gpu_processes:
+        return f"pid {manifest.gpu_pid}"
+    return "pids " + ", ".join(str(process.pid) for process in manifest.gpu_processes)

@@ -26,6 +26,10 @@ MAX_ALLOCATIONS = 1 << 25
 MAX_PROCESSES = 1 << 16
 MAX_FILES = 1 << 18
 
+# Handles of the target's GPU process number k have k in the bits from here on. Agents count theirs from one: 2^40 of
+# them are never reached.
+MEMBER_SHIFT = 40
+
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
 Short = Annotated[str, msgspec.Meta(max_length=256)]
 Argument = Annotated[str, msgspec.Meta(max_length=1 << 17)]  # the kernel's MAX_ARG_STRLEN
@@ -45,6 +49,15 @@ class Feature(IntFlag):
     OWN_CUTS = 8
     SHARED_MEMORY = 16
     HOST_MEMORY = 32
+    SEVERAL_PROCESSES = 64
+
+
+class GpuProcess(msgspec.Struct, frozen=True, kw_only=True):
+    """One of several processes that use the GPU: `devices` are those of its own device ordinals that differ from the
+    image's, with the ordinals that the image has for them."""
+
+    pid: Pid
+    devices: Annotated[dict[Index, Index], msgspec.Meta(max_length=MAX_DEVICES)] = {}
 
 
 class Driver(msgspec.Struct, frozen=True, kw_only=True):
@@ -212,6 +225,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     operation: Count = 0
     target_name: Short = ""
     gpu_pid: Pid
+    # Where several processes use the GPU all of them, `gpu_pid` first; a handle's id says whose it is (`member_of`).
+    gpu_processes: Annotated[list[GpuProcess], msgspec.Meta(max_length=MAX_PROCESSES)] = []
     leave_running: bool
     parent: Short | None = None
     driver: Driver
@@ -248,6 +263,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
             flags |= Feature.OWN_CUTS
         if self.shared:
             flags |= Feature.SHARED_MEMORY
+        if self.gpu_processes:
+            flags |= Feature.SEVERAL_PROCESSES
         if any(handle.host_node >= 0 for handle in self.handles):
             flags |= Feature.HOST_MEMORY
         return flags
@@ -268,6 +285,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def all_digests(self) -> bytes:
         """Of every chunk that the image needs: the handles', then CRIU's files'. Repeats and zeros included."""
         return self.digests + self.cpu_digests
+
+
+def member_of(handle: int) -> int:
+    """Which of the target's GPU processes has the handle of this id."""
+    return handle >> MEMBER_SHIFT
 
 
 def chunk_count(size_bytes: int, chunk_bytes: int) -> int:

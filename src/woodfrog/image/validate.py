@@ -16,6 +16,7 @@ from woodfrog.image.manifest import (
     FileRecord,
     Manifest,
     chunk_count,
+    member_of,
 )
 from woodfrog.store.records import positions_of
 
@@ -88,15 +89,15 @@ def _check_allocations(manifest: Manifest) -> None:
         raise _bad(f"its allocation table is damaged ({error})") from error
     handles = {handle.id: (handle.size, handle.device) for handle in manifest.handles}
     handles.update((shared.id, (shared.size, shared.device)) for shared in manifest.shared)
-    ranges: list[tuple[int, int]] = []
+    ranges: list[tuple[int, int, int]] = []  # each process has addresses of its own
     for address, size, handle, offset, device, _ in zip(*columns, strict=True):
         handle_size, handle_device = handles.get(handle, (0, -1))
         if size == 0 or offset + size > handle_size or device != handle_device or address + size > MAX_ADDRESS:
             raise _bad(f"the allocation at {address:#x} does not lie inside its handle")
-        ranges.append((address, size))
+        ranges.append((member_of(handle) if manifest.gpu_processes else 0, address, size))
     ranges.sort()
-    for (address, size), (following, _) in itertools.pairwise(ranges):
-        if address + size > following:
+    for (member, address, size), (next_member, following, _) in itertools.pairwise(ranges):
+        if member == next_member and address + size > following:
             raise _bad(f"the allocations at {address:#x} and {following:#x} overlap")
 
 
@@ -106,6 +107,14 @@ def _check_processes(manifest: Manifest) -> None:
         raise _bad("two of its processes have the same pid")
     if manifest.gpu_pid not in pids or (manifest.cpu is not None and manifest.cpu.root_pid not in pids):
         raise _bad("its GPU process or its root process is not in its process tree")
+    several = [process.pid for process in manifest.gpu_processes]
+    if not several:
+        return
+    if several[0] != manifest.gpu_pid or len(several) < 2 or len(set(several)) != len(several) or set(several) - pids:
+        raise _bad("its GPU processes are not distinct processes of its tree")
+    ids = itertools.chain((one.id for one in manifest.handles), (one.id for one in manifest.shared))
+    if any(member_of(handle) >= len(several) for handle in ids):
+        raise _bad("a handle belongs to none of its GPU processes")
 
 
 def _check_cpu(cpu: CpuState, chunk_bytes: int) -> None:

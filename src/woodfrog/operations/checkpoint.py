@@ -38,6 +38,7 @@ from woodfrog.operations.rings import take_rings
 from woodfrog.operations.space import Space
 from woodfrog.operations.staging import first_positions
 from woodfrog.operations.survey import Surveyed, survey
+from woodfrog.target import connections
 from woodfrog.target.process import ProcessTree
 
 if TYPE_CHECKING:
@@ -195,7 +196,7 @@ class Checkpoint(FreezingOperation):
         self._store_url = images.url
         last = context.history.last(surveyed, images, name)
         new_bytes = history.estimate_bytes(surveyed.owned_bytes, last)
-        control_bytes = surveyed.driver_bytes + room.control_state_bytes(surveyed.simulated)
+        control_bytes = surveyed.control_state_bytes
         # CRIU writes plain files; until the image is committed they are on the disk beside the chunks made of them.
         files_bytes = surveyed.resident_bytes + control_bytes if request.cpu else 0
         packs_bytes = new_bytes + history.estimate_cpu_bytes(files_bytes, last)
@@ -233,7 +234,7 @@ class Checkpoint(FreezingOperation):
             self._take_spaces(plan.arena_bytes)
         self._writer = self._images.begin(plan.name, compress=request.compress)
         if not request.stop and request.concurrent != concurrent.STOP:
-            returning_bytes = surveyed.driver_bytes + room.gpu_control_state_bytes(surveyed.simulated)
+            returning_bytes = surveyed.gpu_control_state_bytes
             free_bytes = {one.ordinal: context.devices.by_uuid(one.uuid).free_bytes() for one in surveyed.devices}
             self._allowance = Allowance(free_bytes, returning_bytes)
             for device in surveyed.devices:
@@ -263,6 +264,11 @@ class Checkpoint(FreezingOperation):
             raise RefusedError(
                 "the driver keeps this target's memory, so it cannot be read while the target runs",
                 advice="start it with `woodfrog run`, or leave out --precopy",
+            )
+        if len(target.members) > 1:
+            raise RefusedError(
+                f"--precopy is for targets of one process, and {len(target.members)} of this one use the GPU",
+                advice="leave out --precopy",
             )
         self._precopy = Precopy(self._context, target, self._writing, store_ahead=self._request.stop)
         self._precopy.run(self.runner, self._timeout_s)
@@ -342,6 +348,7 @@ class Checkpoint(FreezingOperation):
                 self._target.notes.root_pid,
                 self._writing.directory / "cpu",
                 leave_running=not self._request.stop,
+                connections=connections.of_tree(self._target.notes.tree).closed_circle,
                 timeout_s=self._limits.long_s,
                 log_directory=folder,
             )
@@ -488,6 +495,7 @@ class Checkpoint(FreezingOperation):
             "parent": self._manifest.parent or "",
             "name": notes.name,
             "pid": notes.pid,
+            "gpu_pids": [member.pid for member in notes.gpu_processes],
             "state": TargetState.GONE if self._request.stop or not self._target.alive else TargetState.RUNNING,
             "stopped": self._request.stop,
             "phases": dict(self.runner.times),

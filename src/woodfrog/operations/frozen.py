@@ -9,28 +9,29 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TypeVar
 
 from woodfrog.driver.entering import Visit, entered
-from woodfrog.driver.process import DriverProcess, GpuPair, ProcessState
+from woodfrog.driver.process import GpuPair, ProcessState
 from woodfrog.errors import TargetLostError, TargetState, TimeoutExceededError, WoodfrogError
 from woodfrog.faults import fault_point
 from woodfrog.operations.context import Context
+from woodfrog.operations.cut import CutStats, come_to_rest
 from woodfrog.operations.data import close_all
+from woodfrog.operations.members import Member, member_of, side_by_side
 from woodfrog.operations.notes import HandleNote, Notes, Record, target_key
 from woodfrog.target.identity import Identity
 from woodfrog.target.link import AgentLink
-from woodfrog.target.memory import Mapping, Shared
+from woodfrog.target.memory import Mapping
 from woodfrog.target.process import ProcessTree
 from woodfrog.target.tracking import Tracked
 
 log = logging.getLogger(__name__)
 
-log = logging.getLogger(__name__)
+Result = TypeVar("Result")
 
-AGENT_TIMEOUT_S = 30.0  # an agent answers within milliseconds; a machine that swaps takes longer
 SETTLE_TIMEOUT_S = 120.0  # a checkpoint or restore of the driver's own: 16 s measured at 16 GiB
 SETTLE_INTERVAL_S = 0.05
 LOCK_TIMEOUT_S = 30.0  # of a quiesced target: nothing is in flight
@@ -39,69 +40,74 @@ LOCK_TIMEOUT_S = 30.0  # of a quiesced target: nothing is in flight
 class FrozenTarget:
     """The target that `notes` describe. Owns the exported descriptors until `close`.
 
-    `notes` are written to the keeper before the first step that the target cannot take back by itself.
+    `notes` are written to the keeper before the first step that the target cannot take back by itself. Each step is
+    made on all of the target's GPU processes (`members`) side by side; a step on the way back leaves dead ones out.
     """
 
     def __init__(self, context: Context, notes: Notes) -> None:
         self.context = context
         self.notes = notes
+        self.members = [Member(context, number, note) for number, note in enumerate(notes.gpu_processes)]
         self.record = Record(context.keeper, target_key(notes.pid, notes.start_ticks))
         self.fds: list[int] = []
-        self.mappings: list[Mapping] = []
-        self.shared: list[Shared] = []  # which of the handles other processes may have (operations/sharing.py)
         self.control_memory_offered = 0  # bytes, see `offer_control_memory`
         self.control_memory_taken = 0  # of them, by the driver; known once the target runs again
+        self.cut: CutStats | None = None  # what it took to bring several processes to rest
         self.quiesced_at: float = 0.0  # monotonic; when the target began to wait
         self.resumed_at: float = 0.0
         self.paused_s: float = 0.0  # before that
         self.driver_s: float = 0.0  # in the driver's own calls
         self.visit = Visit()  # of a target that has no interposer, see driver/entering.py
 
-    @cached_property
-    def driver(self) -> DriverProcess:
-        """The driver's view of the process; NotFoundError once that has ended."""
-        return DriverProcess(self.notes.pid)
-
     # ── the way in ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def offer_control_memory(self, size_bytes: int) -> None:
-        """The target, which still runs, makes memory ready for what the driver is going to save. Saves time only."""
+        """The target, which still runs, makes memory ready for what the driver is going to save of each process. Saves
+        time only."""
         if self.notes.managed:
-            self.control_memory_offered = self.link().offer_control_memory(size_bytes)
+            self.control_memory_offered = sum(
+                side_by_side(self.members, lambda member: member.link().offer_control_memory(size_bytes))
+            )
 
     def withdraw_control_memory(self) -> None:
         """What was offered and is not needed after all. Does nothing to a target that does not run."""
         if not self.control_memory_offered:
             return
         self.control_memory_offered = 0
-        link = self.context.agents.link(self.notes.pid)
-        if link is not None and link.state == "running":
-            try:
-                link.withdraw_control_memory()
-            except WoodfrogError as failure:  # the agent takes it back by itself when this connection ends
-                log.warning("process %d keeps %s: %s", self.notes.pid, "memory it was to give back", failure)
+        for member in self.members:
+            link = self.context.agents.link(member.pid)
+            if link is not None and link.state == "running":
+                try:
+                    link.withdraw_control_memory()
+                except WoodfrogError as failure:  # the agent takes it back by itself when this connection ends
+                    log.warning("process %d keeps %s: %s", member.pid, "memory it was to give back", failure)
 
     def quiesce(self, timeout_s: float) -> None:
-        """The target's work comes to rest: by its gate, or by the driver's lock when it has none of ours."""
+        """The target's work comes to rest: by its gates, or by the driver's lock when it has none of ours."""
         self.check_alive()
         self.quiesced_at = time.monotonic()
-        if self.notes.managed:
-            self.link().quiesce(self.notes.operation_id, timeout_s)
-        else:
+        operation_id = self.notes.operation_id
+        if not self.notes.managed:
             self.record.keep(self.notes, [])
-            self.driver.lock(timeout_s)
+            side_by_side(self.members, lambda member: member.driver.lock(timeout_s))
+        elif len(self.members) > 1:
+            self.cut = come_to_rest(self.members, operation_id, timeout_s)
+            log.info("%s is at rest: %s", self.notes.name, self.cut)
+        else:
+            self.link().quiesce(operation_id, timeout_s)
 
     def peek(self, timeout_s: float) -> tuple[list[HandleNote], list[int], float]:
         """The target's memory as it is now, which it keeps: handles, a descriptor for each (the caller's to close), and
-        the seconds that it waited for that. It runs on, also after a failure."""
+        the seconds that it waited for that. It runs on, also after a failure. Of a target of one process only."""
         self.check_alive()
-        link = self.link()
+        (member,) = self.members
+        link = member.link()
         begun = time.monotonic()
         link.quiesce(self.notes.operation_id, timeout_s)
         fds: list[int] = []
         try:
             with link.export_memory() as exported:
-                handles = [HandleNote(one.handle, one.size_bytes, one.device, one.kind) for one in exported.handles]
+                handles = member.take(exported)
                 fds = exported.fds.take()
             fault_point("precopy.peek.exported")
             link.resume()
@@ -114,60 +120,56 @@ class FrozenTarget:
 
     def export(self) -> None:
         """The target passes a descriptor for each allocation, and the keeper has them when this returns."""
-        with self.link().export_memory() as exported:
-            self.mappings = exported.mappings
-            self.shared = exported.shared
-            host_nodes = {shared.handle: shared.host_node for shared in exported.shared}
+        with ExitStack() as open_:
+            exports = side_by_side(self.members, lambda member: open_.enter_context(member.link().export_memory()))
             self.notes.handles = [
-                HandleNote(
-                    handle.handle,
-                    handle.size_bytes,
-                    handle.device,
-                    handle.kind,
-                    host_node=host_nodes.get(handle.handle, -1),
-                )
-                for handle in exported.handles
+                handle
+                for member, exported in zip(self.members, exports, strict=True)
+                for handle in member.take(exported)
             ]
-            self.fds = exported.fds.take()
+            self.fds = [fd for exported in exports for fd in exported.fds.take()]
         self.record.keep(self.notes, self.fds)
 
     def take_dirty(self) -> Tracked:
-        """What the target may have written since its last image, as far as it follows its launches."""
-        return self.link().dirty(self.notes.operation_id)
+        """What the target may have written since its last image, as far as it follows its launches. Not `told` of
+        several processes: what one of them writes into memory of another, only the other's image would miss."""
+        if len(self.members) > 1:
+            return Tracked()
+        return self.members[0].link().dirty(self.notes.operation_id)
 
     def tell_committed(self) -> None:
         """The image is durable. Should the target not hear of it, it tells more the next time, never less."""
-        try:
-            self.link().committed(self.notes.operation_id)
-        except WoodfrogError as failure:
-            log.warning("process %d was not told that its image is committed: %s", self.notes.pid, failure)
+        for member in self.members:
+            try:
+                member.link().committed(self.notes.operation_id)
+            except WoodfrogError as failure:
+                log.warning("process %d was not told that its image is committed: %s", member.pid, failure)
 
     def release(self) -> None:
         """The target unmaps and lets go. Only after `export`."""
-        self.link().release_memory()
+        side_by_side(self.members, lambda member: member.link().release_memory())
 
     def detach(self) -> None:
-        """The agent closes its connection: CRIU must find no descriptor of ours."""
+        """The agents close their connections: CRIU must find no descriptor of ours."""
         if self.notes.managed:
-            self.context.agents.detach(self.notes.pid)
+            side_by_side(self.members, lambda member: self.context.agents.detach(member.pid))
 
     def checkpoint_driver(self) -> None:
-        """The driver's part of the state moves into the process's own memory."""
+        """The driver's part of the state moves into the processes' own memory."""
         self.check_alive()
         with self._in_driver():
             if self.notes.managed:
-                self.driver.lock(LOCK_TIMEOUT_S)
-                self.driver.checkpoint()
+                side_by_side(self.members, lambda member: member.driver.lock(LOCK_TIMEOUT_S))
+                side_by_side(self.members, lambda member: member.driver.checkpoint())
                 return
             # Nothing of ours is in there: what can be done for it is done from outside.
-            with entered(self.notes.pid) as visitor:
-                self.driver.checkpoint()
-            self.visit = visitor.visit
+            self.visit = side_by_side(self.members, _checkpoint_entered)[0]
 
     # ── the way back ────────────────────────────────────────────────────────────────────────────────────────────
 
     def bring_back(self) -> None:
-        """From wherever the target is to running, and out of the keeper. Safe to repeat; TargetLostError if dead."""
+        """From wherever the target is to running, and out of the keeper. Safe to repeat. TargetLostError when a process
+        of it is dead; the others run by then."""
         self.bring_back_driver()
         self.bring_back_memory()
 
@@ -178,15 +180,16 @@ class FrozenTarget:
         self.restore_driver()
 
     def bring_back_memory(self) -> None:
-        """The second half: the memory, and the gate opens."""
+        """The second half: the memory, and the gates open."""
         self._check_worth()
         self.return_and_resume()
         self.record.drop()
+        self.check_alive()
 
     def _check_worth(self) -> None:
         if not self.alive:
             self.record.drop()  # nobody needs that memory any more
-        self.check_alive()
+            self.check_alive()
 
     def continue_stopped(self) -> None:
         """Processes that a dump left stopped run again."""
@@ -196,53 +199,51 @@ class FrozenTarget:
 
     def restore_driver(self) -> None:
         """The driver's state back on the GPU and unlocked, from whichever of its states it is in."""
-        state = self.settled_state()
         # What a call that succeeded has led to need not be asked again: the target is waiting.
         with self._in_driver():
-            if state is ProcessState.CHECKPOINTED:
-                self.driver.restore(gpu_pairs(self.notes))
-                state = ProcessState.LOCKED
-            if state is ProcessState.LOCKED:
-                self.driver.unlock()
-                state = ProcessState.RUNNING
+            self._bring_each(self._restore_one)
+
+    def _restore_one(self, member: Member) -> None:
+        state = settled_state(member)
+        if state is ProcessState.CHECKPOINTED:
+            member.driver.restore(gpu_pairs(self.notes))
+            state = ProcessState.LOCKED
+        if state is ProcessState.LOCKED:
+            member.driver.unlock()
+            state = ProcessState.RUNNING
         if state is not ProcessState.RUNNING:
             raise WoodfrogError(
-                f"the driver says process {self.notes.pid} is {state.name.lower()} where it should be running",
+                f"the driver says process {member.pid} is {state.name.lower()} where it should be running",
                 advice="the driver knows no way back from there; end the process and restore an image",
-                pid=self.notes.pid,
+                pid=member.pid,
                 target_state=TargetState.FROZEN,
             )
 
-    def settled_state(self) -> ProcessState:
-        """The driver's state, once it is not in the middle of something that a daemon since dead had asked for."""
-        deadline = time.monotonic() + SETTLE_TIMEOUT_S
-        while (state := self.driver.state()) in (ProcessState.CHECKPOINTING, ProcessState.RESTORING):
-            if time.monotonic() > deadline:
-                raise TimeoutExceededError(
-                    f"the driver is still {state.name.lower()} process {self.notes.pid} after {SETTLE_TIMEOUT_S:g} s",
-                    advice="its memory is safe with the keeper; `woodfrog resume` tries again",
-                    pid=self.notes.pid,
-                    target_state=TargetState.FROZEN,
-                )
-            time.sleep(SETTLE_INTERVAL_S)  # the driver tells nobody when it is done
-        return state
+    def return_memory(self) -> None:
+        """The same physical memory back at the same addresses; the gates are still closed."""
+        if self.notes.managed:
+            self._bring_each(self._return_one)
 
-    def return_memory(self) -> AgentLink | None:
-        """The same physical memory back at the same addresses; the gate is still closed. None when not managed."""
-        if not self.notes.managed:
-            return None
-        link = self.link()
+    def _return_one(self, member: Member) -> None:
+        link = member.link()
         if link.state in ("released", "returned"):
-            link.return_memory([handle.to_handle() for handle in self.notes.handles], self.fds)
-        return link
+            mine = [index for index, one in enumerate(self.notes.handles) if member_of(one.handle) == member.number]
+            handles = [member.own_handle(self.notes.handles[index]) for index in mine]
+            link.return_memory(handles, [self.fds[index] for index in mine])
 
     def return_and_resume(self) -> None:
-        """Memory back, gate open."""
-        link = self.return_memory()
-        if link is not None and link.state != "running":
-            self.control_memory_taken = link.resume()
-            self.control_memory_offered = 0  # the agent has settled it
+        """Memory back in every process, then the gates open."""
+        self.return_memory()
+        if self.notes.managed:
+            taken = self._bring_each(self._resume_one)
+            if any(taken):
+                self.control_memory_taken = sum(one or 0 for one in taken)
+            self.control_memory_offered = 0  # the agents have settled it
         self.resumed_at = time.monotonic()
+
+    def _resume_one(self, member: Member) -> int | None:
+        link = member.link()
+        return link.resume() if link.state != "running" else None
 
     # ── the rest ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -254,9 +255,32 @@ class FrozenTarget:
         finally:
             self.driver_s += time.monotonic() - begun
 
+    def _bring_each(self, work: Callable[[Member], Result]) -> list[Result | None]:
+        """`work` on all that live, side by side. One that ends meanwhile is no failure of the others."""
+
+        def unless_dead(member: Member) -> Result | None:
+            try:
+                return work(member)
+            except WoodfrogError as failure:
+                if member.alive or not self.alive:
+                    raise
+                log.warning("process %d ended on its way back: %s", member.pid, failure.reason)
+                return None
+
+        living = [member for member in self.members if member.alive]
+        if not living:
+            self.check_alive()
+        return side_by_side(living, unless_dead)
+
+    @property
+    def mappings(self) -> list[Mapping]:
+        """Of all processes; an address means something together with the handle's process only."""
+        return [mapping for member in self.members for mapping in member.mappings]
+
     def link(self) -> AgentLink:
-        """The agent's connection; it is woken when it sleeps."""
-        return self.context.agents.ensure(self.notes.pid, AGENT_TIMEOUT_S)
+        """The agent's connection of a target of one process; it is woken when it sleeps."""
+        (member,) = self.members
+        return member.link()
 
     @property
     def stall_s(self) -> float:
@@ -271,28 +295,54 @@ class FrozenTarget:
 
     @property
     def alive(self) -> bool:
-        return self.identity.is_alive()
+        """Whether any process of it is there."""
+        return self.notes.alive
 
     def check_alive(self) -> None:
-        """TargetLostError when the process is gone or its number belongs to another one now."""
-        if not self.alive:
-            raise TargetLostError(
-                f"process {self.notes.pid} ended in the middle of the operation",
-                pid=self.notes.pid,
-                target_state=TargetState.GONE,
-                advice="see the target's log; restore an earlier image",
-            )
+        """TargetLostError when a process is gone or its number belongs to another one now."""
+        for member in self.members:
+            if not member.alive:
+                others = "; the other processes of the target are not ended by that" if self.alive else ""
+                raise TargetLostError(
+                    f"process {member.pid} ended in the middle of the operation{others}",
+                    pid=member.pid,
+                    target_state=TargetState.RUNNING if self.alive else TargetState.GONE,
+                    advice="see the target's log; restore an earlier image",
+                )
 
     def state_after(self, undo_failures: Sequence[WoodfrogError]) -> str:
         """What to tell about the target after an undo."""
         if not self.alive:
             return TargetState.GONE
-        return TargetState.FROZEN if undo_failures else TargetState.RUNNING
+        # That some of it is dead is no failure of bringing back the rest.
+        failed = [failure for failure in undo_failures if not isinstance(failure, TargetLostError)]
+        return TargetState.FROZEN if failed else TargetState.RUNNING
 
     def close(self) -> None:
         """Close the descriptors that this process holds; the keeper's stay."""
         fds, self.fds = self.fds, []
         close_all(fds)
+
+
+def _checkpoint_entered(member: Member) -> Visit:
+    with entered(member.pid) as visitor:
+        member.driver.checkpoint()
+    return visitor.visit
+
+
+def settled_state(member: Member) -> ProcessState:
+    """The driver's state, once it is not in the middle of something that a daemon since dead had asked for."""
+    deadline = time.monotonic() + SETTLE_TIMEOUT_S
+    while (state := member.driver.state()) in (ProcessState.CHECKPOINTING, ProcessState.RESTORING):
+        if time.monotonic() > deadline:
+            raise TimeoutExceededError(
+                f"the driver is still {state.name.lower()} process {member.pid} after {SETTLE_TIMEOUT_S:g} s",
+                advice="its memory is safe with the keeper; `woodfrog resume` tries again",
+                pid=member.pid,
+                target_state=TargetState.FROZEN,
+            )
+        time.sleep(SETTLE_INTERVAL_S)  # the driver tells nobody when it is done
+    return state
 
 
 class OnOneTarget:

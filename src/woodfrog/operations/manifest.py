@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from woodfrog.cpu.criu import Criu, Dumped
 
 SHELL_JOB = "--shell-job"
+CONNECTIONS = "--tcp-established"
 MAX_VISIBLE_GPUS = 64  # image.manifest's cap of devices
 
 
@@ -90,6 +91,7 @@ class Draft:
             operation=notes.operation_id,
             target_name=notes.name,
             gpu_pid=notes.pid,
+            gpu_processes=[m.GpuProcess(pid=one.pid, devices=one.devices) for one in notes.members],
             leave_running=leave_running,
             driver=self.driver,
             devices=self.devices,
@@ -209,9 +211,8 @@ def _environment(surveyed: Surveyed, notes: Notes) -> m.Environment:
 def _cpu(dumped: Dumped | None, criu: Criu | None, notes: Notes) -> m.CpuState | None:
     if dumped is None or criu is None:
         return None
-    return m.CpuState(
-        version=criu.version_text, options=[SHELL_JOB] if dumped.shell_job else [], root_pid=notes.root_pid
-    )
+    options = [name for name, given in ((SHELL_JOB, dumped.shell_job), (CONNECTIONS, dumped.connections)) if given]
+    return m.CpuState(version=criu.version_text, options=options, root_pid=notes.root_pid)
 
 
 def _link(pid: int, name: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import msgspec
 
 from woodfrog.errors import NoDaemonError, NotFoundError, WoodfrogError
-from woodfrog.target.memory import Handle
+from woodfrog.target.identity import Identity
 
 log = logging.getLogger(__name__)
 
@@ -39,9 +39,6 @@ class HandleNote(msgspec.Struct, array_like=True, frozen=True, gc=False):
     memory: int = 0
     host_node: int = -1  # the NUMA node of host memory
 
-    def to_handle(self) -> Handle:
-        return Handle(self.handle, self.size, self.device, self.kind)
-
 
 class ExtentNote(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Where data of one device lies: [offset, offset+size) of the arena of NUMA node `node`."""
@@ -52,6 +49,21 @@ class ExtentNote(msgspec.Struct, array_like=True, frozen=True, gc=False):
     size: int
 
 
+class MemberNote(msgspec.Struct, array_like=True, gc=False):
+    """One process of the target that uses the GPU. `devices`: its own device ordinals and the target's; a process sees
+    the GPUs that its CUDA_VISIBLE_DEVICES names, in that order. Those that are not in it have the target's numbers."""
+
+    pid: int
+    start_ticks: int
+    devices: dict[int, int] = {}
+
+    def job_ordinal(self, own: int) -> int:
+        return self.devices.get(own, own)
+
+    def own_ordinal(self, job: int) -> int:
+        return next((own for own, there in self.devices.items() if there == job), job)
+
+
 class Notes(msgspec.Struct, kw_only=True):
     """Everything about one target that is frozen, suspended, or in the middle of an operation."""
 
@@ -59,8 +71,9 @@ class Notes(msgspec.Struct, kw_only=True):
     operation: str
     operation_id: int
     name: str
-    pid: int  # the process that uses the GPU
+    pid: int  # the process that uses the GPU; of several the first, by which the target is known
     start_ticks: int
+    members: list[MemberNote] = []  # all of them, in the order of their handles' numbers; empty: it is the only one
     root_pid: int  # the root of the tree that CRIU dumps
     managed: bool  # has our interposer; else the driver keeps its memory
     user: int = -1  # whose data it is
@@ -81,6 +94,16 @@ class Notes(msgspec.Struct, kw_only=True):
     created_unix_s: float = 0.0
     command: str = ""
     log_path: str = ""
+
+    @property
+    def gpu_processes(self) -> list[MemberNote]:
+        """All processes of the target that use the GPU."""
+        return self.members or [MemberNote(self.pid, self.start_ticks)]
+
+    @property
+    def alive(self) -> bool:
+        """Whether any of them is there."""
+        return any(Identity(one.pid, one.start_ticks).is_alive() for one in self.gpu_processes)
 
 
 class Keeper(Protocol):

@@ -31,8 +31,8 @@ from woodfrog.operations.data import GpuData, JointProgress, require_digests
 from woodfrog.operations.frozen import FrozenTarget, OnOneTarget
 from woodfrog.operations.history import LastImage
 from woodfrog.operations.limits import PhaseLimits
-from woodfrog.operations.manifest import SHELL_JOB, kind_name
-from woodfrog.operations.notes import HandleNote, Notes, Record, boot_ticks, restore_key
+from woodfrog.operations.manifest import CONNECTIONS, SHELL_JOB, kind_name
+from woodfrog.operations.notes import HandleNote, MemberNote, Notes, Record, boot_ticks, restore_key
 from woodfrog.operations.phases import Beside, Emit, Phase, Runner, Step
 from woodfrog.operations.rings import take_rings
 from woodfrog.operations.space import Space
@@ -195,7 +195,8 @@ class Restore(OnOneTarget):
             operation_id=manifest.operation,
             name=manifest.target_name or manifest.name,
             pid=manifest.gpu_pid,
-            start_ticks=0,  # known once CRIU is done
+            start_ticks=0,  # known once CRIU is done, as those of the members
+            members=[MemberNote(one.pid, 0, dict(one.devices)) for one in manifest.gpu_processes],
             root_pid=manifest.cpu.root_pid,
             managed=manifest.kind == "managed",
             user=manifest.environment.uid,
@@ -218,7 +219,8 @@ class Restore(OnOneTarget):
         target_limits.require_open_files(2 * len(manifest.handles))
         room.require_host(manifest.cpu_bytes, "the restored process", manifest.gpu_pid)
         simulated = manifest.driver.simulated
-        needed = {uuid: room.gpu_control_state_bytes(simulated) for uuid in self._plan.gpu_map.values()}
+        processes = max(1, len(manifest.gpu_processes))
+        needed = {uuid: processes * room.gpu_control_state_bytes(simulated) for uuid in self._plan.gpu_map.values()}
         for part in self._data.parts:
             needed[self._notes.devices[part.device]] += part.size_bytes
         for uuid, size in needed.items():
@@ -271,16 +273,16 @@ class Restore(OnOneTarget):
                 log_directory=self._work,
                 timeout_s=self._limits.long_s,
                 shell_job=SHELL_JOB in manifest.cpu.options,
+                connections=CONNECTIONS in manifest.cpu.options,
             )
         except WoodfrogError as failure:
             self._keep_log(failure)
             raise
         self._restored = True
         self._context.reaper.adopt(notes.tree)
-        stat = procfs.stat(notes.pid)
-        if stat is None:
-            raise BadImageError(f"CRIU restored the tree without process {notes.pid}, which uses the GPU")
-        notes.start_ticks = stat.start_ticks
+        notes.start_ticks = _start_ticks(notes.pid)
+        for member in notes.members:
+            member.start_ticks = _start_ticks(member.pid)
         self._frozen = FrozenTarget(self._context, notes)
 
     def _control(self) -> None:
@@ -379,6 +381,7 @@ class Restore(OnOneTarget):
         return {
             "name": self._notes.name,
             "pid": self._notes.pid,
+            "gpu_pids": [member.pid for member in self._notes.gpu_processes],
             "root_pid": self._notes.root_pid,
             "image": self._plan.image,
             "state": TargetState.RUNNING,
@@ -389,6 +392,13 @@ class Restore(OnOneTarget):
             "verified": self._request.verify,
             "warnings": self._plan.warnings,
         }
+
+
+def _start_ticks(pid: int) -> int:
+    stat = procfs.stat(pid)
+    if stat is None:
+        raise BadImageError(f"CRIU restored the tree without process {pid}, which uses the GPU")
+    return stat.start_ticks
 
 
 def await_reaping(pids: list[int]) -> None:

@@ -18,8 +18,9 @@ from woodfrog.errors import TargetLostError, TargetState, WoodfrogError
 from woodfrog.operations import room
 from woodfrog.operations.context import Context
 from woodfrog.operations.data import GpuData
-from woodfrog.operations.frozen import LOCK_TIMEOUT_S, FrozenTarget
+from woodfrog.operations.frozen import LOCK_TIMEOUT_S, FrozenTarget, settled_state
 from woodfrog.operations.limits import PhaseLimits
+from woodfrog.operations.members import Member, side_by_side
 from woodfrog.operations.notes import WARM, Notes, Record, suspend_key
 from woodfrog.operations.phases import Beside, Emit, Phase, Runner, Step
 from woodfrog.operations.space import Space
@@ -109,6 +110,7 @@ class Resume:
         return {
             "name": self._target.notes.name,
             "pid": self._target.notes.pid,
+            "gpu_pids": [member.pid for member in self._target.members if member.alive],
             "state": TargetState.RUNNING,
             "phases": dict(self.runner.times),
             "bytes": self._data.size_bytes,
@@ -123,7 +125,8 @@ class Resume:
         """Device memory that the target comes back to, by the devices' UUIDs."""
         notes = self._target.notes
         warm = notes.level == WARM
-        needed = {uuid: 0 if warm else room.gpu_control_state_bytes(notes.simulated) for uuid in notes.devices.values()}
+        control_bytes = 0 if warm else len(self._target.members) * room.gpu_control_state_bytes(notes.simulated)
+        needed = dict.fromkeys(notes.devices.values(), control_bytes)
         for uuid in [] if warm else list(needed)[:1]:
             needed[uuid] += notes.driver_bytes  # on which of them is not known
         for part in self._data.parts:
@@ -144,15 +147,19 @@ class Resume:
                 target_state=TargetState.GONE,
                 advice="see the target's log; restore an image of it",
             )
-        state = self._target.driver.state()
         wanted = ProcessState.RUNNING if self._target.notes.level == WARM else ProcessState.CHECKPOINTED
-        if state is not wanted:
-            raise WoodfrogError(
-                f"the driver says process {self._target.notes.pid} is {state.name.lower()}, not {wanted.name.lower()}",
-                advice="somebody else has had it in hand; end the process",
-                pid=self._target.notes.pid,
-                target_state=TargetState.SUSPENDED,
-            )
+        for member in self._target.members:
+            if not member.alive:
+                log.warning("process %d of %s ended while it was suspended", member.pid, self._target.notes.name)
+                continue
+            state = member.driver.state()
+            if state is not wanted:
+                raise WoodfrogError(
+                    f"the driver says process {member.pid} is {state.name.lower()}, not {wanted.name.lower()}",
+                    advice="somebody else has had it in hand; end the process",
+                    pid=member.pid,
+                    target_state=TargetState.SUSPENDED,
+                )
         for uuid, size in self.needed_bytes().items():
             room.require_gpu(self._context.devices.by_uuid(uuid), size, "resuming the target")
 
@@ -175,7 +182,8 @@ class Resume:
         self._data.release()
 
     def _control(self) -> None:
-        self._target.check_alive()
+        if not self._target.alive:
+            self._target.check_alive()
         self._target.restore_driver()
 
     def _uncontrol(self) -> None:
@@ -235,9 +243,17 @@ def spaces_of(context: Context, notes: Notes) -> dict[int, Space]:
 
 def suspend_driver(target: FrozenTarget) -> None:
     """The driver's state off the GPU again, from whichever of its states it is in."""
-    state = target.settled_state()
+    living = [member for member in target.members if member.alive]
+    states = side_by_side(living, _locked)
+    side_by_side(
+        [member for member, state in zip(living, states, strict=True) if state is ProcessState.LOCKED],
+        lambda member: member.driver.checkpoint(),
+    )
+
+
+def _locked(member: Member) -> ProcessState:
+    state = settled_state(member)
     if state is ProcessState.RUNNING:
-        target.driver.lock(LOCK_TIMEOUT_S)
-        state = target.driver.state()
-    if state is ProcessState.LOCKED:
-        target.driver.checkpoint()
+        member.driver.lock(LOCK_TIMEOUT_S)
+        state = member.driver.state()
+    return state

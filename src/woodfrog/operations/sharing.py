@@ -22,6 +22,7 @@ import msgspec
 
 from woodfrog.errors import RefusedError, TargetState
 from woodfrog.operations.frozen import FrozenTarget
+from woodfrog.operations.members import Member
 from woodfrog.target import procfs, same_file
 from woodfrog.target.memory import Shared
 
@@ -35,12 +36,13 @@ class Use:
     """One handle of shared memory, in one process."""
 
     target: FrozenTarget
+    member: Member
     index: int  # of the handle, among the target's
     shared: Shared
 
     @property
     def pid(self) -> int:
-        return self.target.notes.pid
+        return self.member.pid
 
     @property
     def fd(self) -> int:
@@ -71,7 +73,7 @@ def settle(targets: Sequence[FrozenTarget]) -> None:
         for use in group:
             notes = use.target.notes
             notes.handles[use.index] = msgspec.structs.replace(notes.handles[use.index], memory=number)
-            changed[use.pid] = use.target
+            changed[notes.pid] = use.target
     for target in changed.values():
         target.record.update(target.notes)
 
@@ -79,10 +81,10 @@ def settle(targets: Sequence[FrozenTarget]) -> None:
 def _uses(targets: Iterable[FrozenTarget]) -> Iterator[Use]:
     for target in targets:
         index_of = {handle.handle: index for index, handle in enumerate(target.notes.handles)}
-        for shared in target.shared:
-            if not (shared.exports or shared.by_ipc or shared.imported):
-                continue  # host memory that nobody else has
-            yield Use(target, index_of[shared.handle], shared)
+        for member in target.members:
+            for shared in member.shared:
+                if shared.exports or shared.by_ipc or shared.imported:  # else host memory that nobody else has
+                    yield Use(target, member, index_of[shared.handle], shared)
 
 
 def _require_inside(groups: Sequence[Sequence[Use]], targets: Sequence[FrozenTarget]) -> None:
@@ -121,7 +123,7 @@ def _require_exporter(group: Sequence[Use], inside: set[int]) -> None:
             advice="give the process that both descend from, or let the memory be released first",
         )
     # The exporter has given its own handle up. How much memory it is only a mapping tells.
-    mapped = {(one.pid, mapping.handle) for one in group for mapping in one.target.mappings}
+    mapped = {(one.pid, mapping.handle) for one in group for mapping in one.member.mappings}
     if not any((one.pid, one.shared.handle) in mapped for one in group):
         raise _refused(
             use,

@@ -9,15 +9,18 @@ import logging
 import os
 import time
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from woodfrog.driver.process import DriverProcess, ProcessState, is_cuda_process
 from woodfrog.errors import RefusedError
+from woodfrog.operations import room
 from woodfrog.operations.context import Context
-from woodfrog.operations.frozen import AGENT_TIMEOUT_S
-from woodfrog.operations.notes import Notes, boot_ticks
+from woodfrog.operations.members import AGENT_TIMEOUT_S
+from woodfrog.operations.notes import MemberNote, Notes, boot_ticks
 from woodfrog.target import limits, preconditions
+from woodfrog.target.memory import Survey
 from woodfrog.target.process import ProcessInfo, ProcessTree
 
 log = logging.getLogger(__name__)
@@ -27,7 +30,8 @@ OPERATION_ID_BITS = 63  # wire.h carries it as a u64
 
 @dataclass(frozen=True)
 class DeviceUse:
-    """What the target has on one device. `ordinal` is the target's own numbering, `uuid` 32 hex digits."""
+    """What the target has on one device. `ordinal` is the target's numbering (of several processes: notes.MemberNote),
+    `uuid` 32 hex digits."""
 
     ordinal: int
     uuid: str
@@ -45,6 +49,7 @@ class Surveyed:
     managed: bool
     simulated: bool
     processes: list[ProcessInfo]
+    members: list[MemberNote]  # the processes that use the GPU, `pid` first
     devices: list[DeviceUse] = field(default_factory=list)
     owned_count: int = 0
     driver_bytes: int = 0  # device memory that the driver's own checkpoint saves
@@ -53,6 +58,16 @@ class Surveyed:
     @property
     def owned_bytes(self) -> int:
         return sum(device.owned_bytes for device in self.devices)
+
+    @property
+    def control_state_bytes(self) -> int:
+        """Host memory that the driver's checkpoints of all processes take."""
+        return self.driver_bytes + len(self.members) * room.control_state_bytes(self.simulated)
+
+    @property
+    def gpu_control_state_bytes(self) -> int:
+        """Device memory that the driver's restores of all processes take, were they all on one device."""
+        return self.driver_bytes + len(self.members) * room.gpu_control_state_bytes(self.simulated)
 
     @property
     def resident_bytes(self) -> int:
@@ -75,6 +90,7 @@ class Surveyed:
             name=self.name,
             pid=self.pid,
             start_ticks=self.start_ticks,
+            members=self.members if len(self.members) > 1 else [],
             root_pid=self.root_pid,
             managed=self.managed,
             user=self.user,
@@ -98,6 +114,7 @@ class Surveyed:
             "root_pid": self.root_pid,
             "managed": self.managed,
             "processes": len(self.processes),
+            "gpu_pids": [member.pid for member in self.members],
             "gpu_bytes": self.owned_bytes,
             "driver_bytes": self.driver_bytes,
             "resident_bytes": self.resident_bytes,
@@ -115,43 +132,73 @@ def survey(context: Context, root_pid: int, *, image: bool) -> Surveyed:
                 pid=root_pid,
             )
         users = preconditions.gpu_processes(tree, is_cuda_process)
-        agent = next((process for process in users if process.agent_tid is not None), None)
-        answer = None
-        link = None
-        if len(users) == 1 and agent is not None and agent.state != "T":
-            link = context.agents.ensure(agent.pid, AGENT_TIMEOUT_S)
-            answer = link.survey()
-        obstacles = preconditions.survey(tree, agent_survey=answer, is_cuda_process=is_cuda_process)
+        links = {
+            user.pid: context.agents.ensure(user.pid, AGENT_TIMEOUT_S)
+            for user in users
+            if user.agent_tid is not None and user.state != "T"
+        }
+        answers = {pid: link.survey() for pid, link in links.items()}
+        obstacles = preconditions.survey(tree, agent_surveys=answers, is_cuda_process=is_cuda_process)
         preconditions.refuse(obstacles, image=image)
         process = users[0]
-        if answer is not None:
-            limits.require_open_files(2 * answer.owned_count)  # the exported ones, and the maps of them
+        ordered = [answers[user.pid] for user in users if user.pid in answers]
+        limits.require_open_files(2 * sum(answer.owned_count for answer in ordered))  # the exported, and maps of them
+        numbering = Numbering()
         surveyed = Surveyed(
-            name=(link.hello.name if link else "") or context.name_of(process.identity) or f"pid-{process.pid}",
+            name=next((link.hello.name for link in links.values() if link.hello.name), "")
+            or context.name_of(process.identity)
+            or f"pid-{process.pid}",
             pid=process.pid,
             start_ticks=process.start_ticks,
             root_pid=root_pid,
-            managed=answer is not None,
+            managed=bool(answers),
             simulated=process.is_simulated,
             processes=tree.processes,
-            devices=[
-                DeviceUse(device.ordinal, device.uuid.hex(), device.owned_bytes)
-                for device in sorted(answer.devices, key=lambda device: device.ordinal)
-            ]
-            if answer is not None
-            else [],
-            owned_count=answer.owned_count if answer is not None else 0,
-            driver_bytes=answer.driver_owned_bytes if answer is not None else 0,
-            host_bytes=answer.host_bytes if answer is not None else 0,
+            members=[
+                MemberNote(user.pid, user.start_ticks, numbering.add(answers[user.pid]) if user.pid in answers else {})
+                for user in users
+            ],
+            devices=numbering.devices(),
+            owned_count=sum(answer.owned_count for answer in ordered),
+            driver_bytes=sum(answer.driver_owned_bytes for answer in ordered),
+            host_bytes=sum(answer.host_bytes for answer in ordered),
         )
-    state = DriverProcess(surveyed.pid).state()
-    if state is not ProcessState.RUNNING:
-        raise RefusedError(
-            f"the driver says process {surveyed.pid} is {state.name.lower()}, not running",
-            advice="somebody else has it in hand (cuda-checkpoint?), or `woodfrog resume` brings it back",
-            pid=surveyed.pid,
-        )
+    for member in surveyed.members:
+        state = DriverProcess(member.pid).state()
+        if state is not ProcessState.RUNNING:
+            raise RefusedError(
+                f"the driver says process {member.pid} is {state.name.lower()}, not running",
+                advice="somebody else has it in hand (cuda-checkpoint?), or `woodfrog resume` brings it back",
+                pid=member.pid,
+            )
     return surveyed
+
+
+class Numbering:
+    """The target's device ordinals: the first process's own ones; GPUs that only others see get free numbers."""
+
+    def __init__(self) -> None:
+        self._ordinals: dict[str, int] = {}
+        self._owned_bytes: dict[str, int] = {}
+
+    def add(self, answer: Survey) -> dict[int, int]:
+        """One more process: those of its ordinals that are not the target's, and what the target calls them."""
+        own = {device.ordinal: device.uuid.hex() for device in answer.devices}
+        fresh = [(ordinal, uuid) for ordinal, uuid in sorted(own.items()) if uuid not in self._ordinals]
+        for ordinal, uuid in fresh:
+            taken = set(self._ordinals.values())
+            self._ordinals[uuid] = ordinal if ordinal not in taken else next(i for i in count() if i not in taken)
+        for device in answer.devices:
+            uuid = device.uuid.hex()
+            self._owned_bytes[uuid] = self._owned_bytes.get(uuid, 0) + device.owned_bytes
+        return {ordinal: self._ordinals[uuid] for ordinal, uuid in own.items() if self._ordinals[uuid] != ordinal}
+
+    def devices(self) -> list[DeviceUse]:
+        """All GPUs, by the target's ordinals."""
+        return [
+            DeviceUse(ordinal, uuid, self._owned_bytes[uuid])
+            for uuid, ordinal in sorted(self._ordinals.items(), key=lambda item: item[1])
+        ]
 
 
 def log_path_of(pid: int) -> str:

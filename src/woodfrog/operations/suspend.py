@@ -120,7 +120,7 @@ class Suspend(FreezingOperation):
                 advice="leave out --level warm, or start the program with `woodfrog run`",
                 pid=surveyed.pid,
             )
-        control_bytes = 0 if warm else surveyed.driver_bytes + room.control_state_bytes(surveyed.simulated)
+        control_bytes = 0 if warm else surveyed.control_state_bytes
         to_populate = max(0, surveyed.owned_bytes - self._context.arenas.prepared_bytes)
         room.require_host(control_bytes + to_populate, "suspending the target", surveyed.pid)
         require_arena(self._context, surveyed)
@@ -216,6 +216,7 @@ class Suspend(FreezingOperation):
         return {
             "name": notes.name,
             "pid": notes.pid,
+            "gpu_pids": [member.pid for member in notes.gpu_processes],
             "state": TargetState.SUSPENDED,
             "level": notes.level,
             "phases": dict(self.runner.times),

@@ -21,7 +21,6 @@ from woodfrog.operations.phases import Beside, Emit, Runner, Step
 from woodfrog.operations.resume import Resume, ResumeRequest
 from woodfrog.operations.survey import Surveyed, survey
 from woodfrog.operations.suspend import Suspend, SuspendRequest
-from woodfrog.target.identity import Identity
 
 log = logging.getLogger(__name__)
 
@@ -204,5 +203,4 @@ class Switch:
 
     def _other(self, state: str) -> dict[str, Any]:
         coming = self._request.incoming
-        alive = Identity(coming.pid, coming.start_ticks).is_alive()
-        return {"in": coming.name, "in_state": str(state if alive else TargetState.GONE)}
+        return {"in": coming.name, "in_state": str(state if coming.alive else TargetState.GONE)}

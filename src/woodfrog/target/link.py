@@ -42,9 +42,12 @@ _HELLO_TIMEOUT_S = 5.0
 
 _SCM_MAX_FD = 253  # include/net/scm.h
 CUDA_ERROR_DEINITIALIZED = 4  # cuda.h
+# native/wire/wire.h WF_HELD_…
+_HELD_IDLE, _HELD_CAPTURING, _HELD_SUBMITTED_SHIFT, _HELD_WAITING_SHIFT = 1, 2, 8, 32
 
 _STATE_OF_TARGET = {
     "running": TargetState.RUNNING,
+    "held": TargetState.RUNNING,
     "quiesced": TargetState.RUNNING,  # it goes on by itself when the link is closed
     "exported": TargetState.RUNNING,
     "released": TargetState.FROZEN,
@@ -66,6 +69,17 @@ class Hello:
     device_count: int
     name: str
     build: str
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a process is like whose gate was closed: `idle` (no thread in the driver, no work on a GPU), `capturing`
+    (its gate is still open), `waiting` threads at the gate, and how many that were let on gave the GPU work."""
+
+    idle: bool
+    capturing: bool
+    waiting: int
+    submitted: int
 
 
 class AgentLink:
@@ -134,6 +148,18 @@ class AgentLink:
         body = {"operation": operation, "timeout_ms": max(1, min(int(timeout_s * 1000), 0xFFFFFFFF))}
         reply = self._command("quiesce", body, timeout_s=timeout_s + _ANSWER_GRACE_S)
         return float(reply.body["elapsed_us"]) / 1e6
+
+    def hold(self, operation: int, look_s: float, *, admit: bool = False) -> Held:
+        """Close the gate, without waiting for the work in flight longer than `look_s`; again and again, as long as the
+        agent is held. `admit`: threads that wait at the gate give the GPU work once more, each at most once."""
+        body = {"operation": operation, "timeout_ms": round(look_s * 1000), "admit": int(admit)}
+        value = int(self._command("hold", body, timeout_s=look_s + _DEFAULT_TIMEOUT_S).body["value"])
+        return Held(
+            idle=bool(value & _HELD_IDLE),
+            capturing=bool(value & _HELD_CAPTURING),
+            waiting=value >> _HELD_WAITING_SHIFT,
+            submitted=value >> _HELD_SUBMITTED_SHIFT & 0xFFFFFF,
+        )
 
     def export_memory(self, timeout_s: float = _DEFAULT_TIMEOUT_S) -> Exported:
         """A descriptor for each handle that the interposer owns. The target still owns its memory afterwards."""

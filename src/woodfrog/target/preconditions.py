@@ -8,7 +8,7 @@ whatever passes here does not fail later for a reason that could have been seen.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -82,21 +82,26 @@ def survey(
     tree: ProcessTree,
     *,
     agent_survey: Survey | None = None,
+    agent_surveys: Mapping[int, Survey] | None = None,
     is_cuda_process: Callable[[int], bool] | None = None,
     mig_enabled: bool | None = None,
 ) -> list[Obstacle]:
     """Everything in the way, worst first.
 
-    `agent_survey` is the interposer's answer where there is one; `is_cuda_process` asks the driver about a pid (left
-    out: having the driver library mapped counts); `mig_enabled` is whether a GPU of the target is split.
+    `agent_survey` is the interposer's answer where there is one, `agent_surveys` those of several by process;
+    `is_cuda_process` asks the driver about a pid (left out: having the driver library mapped counts); `mig_enabled` is
+    whether a GPU of the target is split.
     """
     found = list(_of_processes(tree.processes))
     found += _of_gpu_processes(tree, is_cuda_process)
     found += _of_surroundings(tree)
+    answers = dict(agent_surveys or {})
     if agent_survey is not None:
-        for name in agent_survey.obstacles:
+        answers[tree.pid] = agent_survey
+    for pid, answer in answers.items():
+        for name in answer.obstacles:
             scope, reason, advice = _REPORTED.get(name, (Scope.ALL, f"The interposer reports an obstacle: {name}.", ""))
-            found.append(Obstacle(name, scope, tree.pid, reason, advice))
+            found.append(Obstacle(name, scope, pid, reason, advice))
     if mig_enabled and not any(obstacle.code == "mig_or_mps" for obstacle in found):
         scope, reason, advice = _REPORTED["mig_or_mps"]
         found.append(Obstacle("mig_or_mps", scope, tree.pid, reason, advice))
@@ -211,7 +216,8 @@ def _of_files(process: ProcessInfo) -> Iterator[Obstacle]:
             Scope.IMAGE,
             process.pid,
             f"Process {process.pid} uses io_uring, which CRIU cannot save.",
-            "Use suspend, or run it with io_uring off (libuv: UV_USE_IO_URING=0).",
+            "Use suspend, or run it with io_uring off (Node.js: UV_USE_IO_URING=0; PyTorch's store: USE_LIBUV=0, and "
+            "ranks that are not started by torchrun, docs/troubleshooting.md).",
         )
 
 
@@ -225,15 +231,17 @@ def _of_gpu_processes(tree: ProcessTree, is_cuda_process: Callable[[int], bool] 
             f"Neither process {tree.pid} nor a child of it uses CUDA.",
             "Give the process that does (`woodfrog ps`), or wait until it has started to.",
         )
-    elif len(users) > 1:
-        pids = ", ".join(str(process.pid) for process in users)
-        yield Obstacle(
-            "several_gpu_processes",
-            Scope.ALL,
-            tree.pid,
-            f"Several processes of the tree use CUDA ({pids}); this version handles one.",
-            "Give one of them if it has no such children, or run the parts as targets of their own.",
-        )
+    elif any(process.agent_tid is not None for process in users):
+        for process in users:
+            if process.agent_tid is None:
+                yield Obstacle(
+                    "without_interposer",
+                    Scope.ALL,
+                    process.pid,
+                    f"Process {process.pid} uses CUDA without woodfrog's interposer, other processes of the target "
+                    "with it.",
+                    "Let it inherit LD_PRELOAD, WOODFROG_NAME and WOODFROG_RUNTIME_DIR from `woodfrog run`.",
+                )
     using = {process.pid for process in users}
     for process in tree.processes:
         if process.pid not in using and process.of_kind(FileKind.NVIDIA):

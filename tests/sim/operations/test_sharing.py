@@ -143,16 +143,3 @@ def test_a_descriptor_that_the_target_still_has_open_is_refused_by_name(product:
     assert raised.value.details["code"] == "shared_memory"
     assert target.order(0, "check", "a", 0) == "ok"
     target.end()
-
-
-def test_memory_shared_with_a_process_outside_is_refused_by_name(product: Product) -> None:
-    target = product.sharer(2)
-    target.share("a", 0, 1)
-    for verb in ("checkpoint", "suspend"):
-        with pytest.raises(RefusedError, match=f"{target.pids[1]}") as raised:
-            product.call(verb, target=target.pids[0], **({"cpu": False} if verb == "checkpoint" else {}))
-        assert raised.value.target_state == "untouched"
-        with pytest.raises(RefusedError, match=f"{target.pids[0]}"):
-            product.call(verb, target=target.pids[1], **({"cpu": False} if verb == "checkpoint" else {}))
-    target.require_shared("a", 0, 1, value=40)
-    target.end()

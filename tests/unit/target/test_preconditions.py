@@ -108,15 +108,17 @@ def test_a_child_of_process_2_is_an_ordinary_one_where_2_is_a_containers_own(tre
     assert "kernel_thread" not in codes(survey(tree))
 
 
-def test_several_gpu_processes_are_refused_with_their_numbers(tree: ProcessTree) -> None:
+def test_a_gpu_process_without_interposer_beside_one_with_it_is_refused_by_its_number(tree: ProcessTree) -> None:
     as_gpu_process(tree)
     child = replace(tree.processes[0], pid=tree.pid + 1, parent_pid=tree.pid)
     tree.processes.append(child)
+    assert codes(survey(tree, is_cuda_process=lambda pid: True), Scope.ALL) == set()
+    tree.processes[0] = replace(tree.processes[0], agent_tid=tree.pid, interposed=True)
     found = survey(tree, is_cuda_process=lambda pid: True)
-    assert "several_gpu_processes" in codes(found, Scope.ALL)
-    assert str(child.pid) in next(one.reason for one in found if one.code == "several_gpu_processes")
+    assert "without_interposer" in codes(found, Scope.ALL)
+    assert str(child.pid) in next(one.reason for one in found if one.code == "without_interposer")
     # A forked child has the library mapped but is unknown to the driver.
-    assert "several_gpu_processes" not in codes(survey(tree, is_cuda_process=lambda pid: pid == tree.pid))
+    as_gpu_process(tree)
     assert [one.pid for one in gpu_processes(tree, lambda pid: pid == tree.pid)] == [tree.pid]
 
 

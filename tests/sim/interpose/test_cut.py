@@ -1,0 +1,117 @@
+"""Processes whose kernels wait for each other come to rest at any moment, and nothing is lost by it."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import interposer_support as support
+import pytest
+from interposer_agents import Listener
+from product import Stepper, build_targets
+from sharing_job import Agents
+
+from woodfrog.errors import TimeoutExceededError
+from woodfrog.operations.context import Context
+from woodfrog.operations.cut import CutStats, come_to_rest
+from woodfrog.operations.members import Member
+from woodfrog.operations.notes import MemberNote
+
+CUTS = int(os.environ.get("WOODFROG_TEST_CUTS", "32"))  # in all; 1000 by hand
+WAYS = [(2, ()), (3, ()), (2, ("graph",)), (2, ("pace-us", "0"))]
+
+
+@pytest.fixture(scope="session")
+def targets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_targets(tmp_path_factory.getbasetemp() / "targets")
+
+
+class Ranks:
+    """A collective target's ranks, through their agents."""
+
+    def __init__(self, process: Stepper, listener: Listener, ranks: int) -> None:
+        self.process = process
+        self._agents = Agents(listener)
+        for _ in range(ranks):
+            link = listener.accept()
+            self._agents._links[link.pid] = link
+        context = cast(Context, SimpleNamespace(agents=self._agents))
+        identities = [link.identity for link in self._agents._links.values()]
+        self.members = [
+            Member(context, number, MemberNote(one.pid, one.start_ticks)) for number, one in enumerate(identities)
+        ]
+
+    def rest(self, timeout_s: float = 30.0) -> CutStats:
+        return come_to_rest(self.members, 1, timeout_s)
+
+    def go_on(self) -> None:
+        for member in self.members:
+            if member.link().state != "running":
+                member.link().resume()
+
+
+@contextmanager
+def collective(targets: Path, listener: Listener, tmp_path: Path, ranks: int, *options: str) -> Iterator[Ranks]:
+    log = tmp_path / "log"
+    environment = support.environment(
+        {"WOODFROG_RUNTIME_DIR": str(tmp_path), "WOODFROG_SIMGPU_MACHINE": f"cut-{os.getpid()}-{tmp_path.name}"}
+    )
+    command = [str(targets / "collective"), str(targets / "collective.ptx"), str(ranks), *options]
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, env=environment, start_new_session=True)
+    try:
+        stepper = Stepper(process.pid, log, process)
+        stepper.wait_for(lambda lines: any(line.startswith("step ") for line in lines), "first step")
+        yield Ranks(stepper, listener, ranks)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+@pytest.mark.parametrize(("ranks", "options"), WAYS, ids=["two", "three", "graph", "unpaced"])
+def test_no_cut_hangs_or_loses_an_update(
+    targets: Path, listener: Listener, tmp_path: Path, ranks: int, options: tuple[str, ...]
+) -> None:
+    randoms = random.Random(len(options) * 8 + ranks)
+    steps = submitted = 0
+    with collective(targets, listener, tmp_path, ranks, *options) as job:
+        for _ in range(CUTS // len(WAYS)):
+            time.sleep(randoms.uniform(0.0, 0.02))  # the moment of the cut is what varies, not what is waited for
+            stats = job.rest()
+            steps, submitted = steps + stats.steps, submitted + stats.submitted
+            before = [member.link().survey().launches for member in job.members]
+            assert before == [member.link().survey().launches for member in job.members]
+            job.go_on()
+        job.process.finish()
+    print(f"{CUTS // len(WAYS)} cuts took {steps} steps, {submitted} of which gave a GPU work")
+
+
+def test_a_cut_that_cannot_end_is_undone(targets: Path, listener: Listener, tmp_path: Path) -> None:
+    with collective(targets, listener, tmp_path, 2) as job:
+        # The second rank's work is what the first one's waits for, and it stays where it is.
+        os.kill(job.members[1].pid, signal.SIGSTOP)
+        lone = Ranks.__new__(Ranks)
+        lone.process, lone._agents, lone.members = job.process, job._agents, job.members[:1]
+        _until_it_waits(job.process)
+        with pytest.raises(TimeoutExceededError):
+            lone.rest(0.5)
+        lone.go_on()
+        os.kill(job.members[1].pid, signal.SIGCONT)
+        job.process.finish()
+
+
+def _until_it_waits(process: Stepper) -> None:
+    """Rank 0 says nothing more: it waits for the other one on its GPU."""
+    last: Any = None
+    while (now := process.steps()) != last:
+        last = now
+        time.sleep(0.3)
