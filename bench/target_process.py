@@ -190,8 +190,11 @@ class TargetRun:
     def wait_more_steps(self, steps: int, timeout_s: float = 120.0) -> None:
         """Returns when ``steps`` further steps are in the log."""
         self.log.read()
-        count = len(self.log.lines) + steps
-        self._wait(lambda: len(self.log.lines) >= count, f"{steps} more steps", timeout_s)
+        self.wait_lines(len(self.log.lines) + steps, timeout_s)
+
+    def wait_lines(self, count: int, timeout_s: float = 120.0) -> None:
+        """Returns when that many steps are in the log, those of before a restore and repeated ones counted."""
+        self._wait(lambda: len(self.log.lines) >= count, f"{count} steps", timeout_s)
 
     def wait_done(self, timeout_s: float = 300.0) -> None:
         """Returns when the target has written its last line."""

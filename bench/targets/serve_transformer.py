@@ -7,7 +7,8 @@ one replay of a CUDA graph. The key-value cache is static and is written from it
 of a step holds the tokens written and the bits of the last one's logit. After each ``--burst`` requests it waits for
 SIGUSR1.
 
-``--layers`` and ``--width`` (a multiple of 512) make a small one, whose program can be checked on a CPU.
+``--layers``, ``--width`` (a multiple of 512) and ``--dtype`` make another model; the program of a small one can be
+checked on a CPU.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Shape:
 class Server:
     """The model and everything that a request reads or writes, all allocated once."""
 
-    def __init__(self, shape: Shape, device: torch.device, seed: int) -> None:
+    def __init__(self, shape: Shape, device: torch.device, seed: int, dtype: torch.dtype) -> None:
         import torch
 
         self.shape = shape
@@ -58,7 +59,7 @@ class Server:
         random = torch.Generator(device=device).manual_seed(seed)
 
         def weight(rows: int, columns: int) -> torch.Tensor:
-            values = torch.randn(rows, columns, generator=random, device=device, dtype=torch.bfloat16)
+            values = torch.randn(rows, columns, generator=random, device=device, dtype=dtype)
             return values.mul_(columns**-0.5)
 
         width, hidden = shape.width, shape.hidden
@@ -75,7 +76,7 @@ class Server:
             for _ in range(shape.layers)
         ]
         cache_shape = (shape.layers, 2, 1, shape.key_heads, shape.positions, HEAD_SIZE)
-        self.cache = torch.zeros(cache_shape, device=device, dtype=torch.bfloat16)
+        self.cache = torch.zeros(cache_shape, device=device, dtype=dtype)
         self.position = torch.zeros(1, device=device, dtype=torch.long)
         self.token = torch.zeros(1, device=device, dtype=torch.long)
         self.logit = torch.zeros(1, device=device, dtype=torch.float32)
@@ -146,6 +147,7 @@ def main() -> None:
     parser = protocol.parser(__doc__ or "", steps=1_000_000)
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--width", type=int, default=4096)
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of weights and cache")
     parser.add_argument("--tokens-in", type=int, default=1155)
     parser.add_argument("--tokens-out", type=int, default=211)
     parser.add_argument("--burst", type=int, default=5, help="requests before it waits for SIGUSR1; 0: never")
@@ -168,7 +170,7 @@ def main() -> None:
     )
     prompts = torch.Generator(device="cpu").manual_seed(arguments.seed)
     with torch.inference_mode():
-        server = Server(shape, device, arguments.seed)
+        server = Server(shape, device, arguments.seed, getattr(torch, arguments.dtype))
         next_token = captured(server.write_token, server.device)
         tensors = server.tensors()
         log.start(

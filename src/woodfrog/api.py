@@ -25,7 +25,7 @@ from woodfrog import launch
 from woodfrog.cpu import files as cpu_files
 from woodfrog.daemon import runtime_dir
 from woodfrog.daemon.client import Client, ensure_daemon
-from woodfrog.errors import BadImageError, NotFoundError, UsageError, WoodfrogError
+from woodfrog.errors import BadImageError, NotFoundError, TargetState, UsageError, WoodfrogError
 from woodfrog.image import inspect as image_inspect
 from woodfrog.image.image import Image
 from woodfrog.image.layout import split_reference
@@ -35,6 +35,7 @@ from woodfrog.results import (
     ImageInfo,
     RestoreResult,
     ResumeResult,
+    StandbyResult,
     SuspendResult,
     SwitchResult,
     TargetInfo,
@@ -47,12 +48,14 @@ __all__ = [
     "ImageInfo",
     "RestoreResult",
     "ResumeResult",
+    "StandbyResult",
     "SuspendResult",
     "SwitchResult",
     "Target",
     "TargetInfo",
     "VerifyResult",
     "checkpoint",
+    "end_standby",
     "images",
     "inspect",
     "open_image",
@@ -61,6 +64,8 @@ __all__ = [
     "resume",
     "rm",
     "run",
+    "standby",
+    "standby_pool",
     "suspend",
     "switch",
     "verify",
@@ -236,11 +241,13 @@ def restore(
     mode: str = "eager",
     store: StorePath = None,
     verify: bool = False,
+    standby: bool = True,
     on_event: OnEvent | None = None,
 ) -> Target:
     """Bring an image (NAME@NUMBER, NAME, or STORE/ before either) back as a process with the pids that it had.
     `gpu_map`: GPU in the image → GPU here, each a UUID or an ordinal. `verify` hashes the memory again once it is in
-    place. The daemon's report is in `target.details`."""
+    place. A standby process of that image is taken if there is one, unless `standby` is False. The daemon's report is
+    in `target.details`; its `standby` says whether one was taken."""
     if mode != "eager":
         raise UsageError(f"there is no restore mode {mode!r}", advice="this version has: eager")
     store, image = _place_of(image, store)
@@ -250,9 +257,44 @@ def restore(
         "mode": mode,
         "store": _store(store),
         "verify": verify,
+        "standby": standby,
     }
     result = _call("restore", params, on_event, RestoreResult)
     return Target(result.name, result.root_pid or result.pid, result.log, details=result)
+
+
+def standby(
+    image: str,
+    *,
+    count: int = 1,
+    hold: str = "host",
+    gpu_map: Mapping[str, str] | None = None,
+    store: StorePath = None,
+    on_event: OnEvent | None = None,
+) -> list[StandbyResult]:
+    """Have `count` (in this version: 1) processes of an image wait, restored up to where only their memory is missing;
+    `restore` of that image then takes one. Those that wait already count. `hold`: "host" keeps their data in the host
+    arena (taking one costs a copy), "device" in the GPU's memory (taking one costs a remap)."""
+    store, image = _place_of(image, store)
+    params = {
+        "image": image,
+        "gpu_map": {str(there): str(here) for there, here in (gpu_map or {}).items()},
+        "store": _store(store),
+        "hold": hold,
+        "count": count,
+    }
+    return _call("standby", params, on_event, list[StandbyResult])
+
+
+def standby_pool() -> list[TargetInfo]:
+    """The processes that wait in the standby pool."""
+    return [target for target in ps() if target.state == TargetState.STANDBY]
+
+
+def end_standby(which: int | str = "") -> list[int]:
+    """End the processes of the standby pool that are of this image, or have this pid, or all; the pids of those that
+    were ended. NotFoundError if one is named and there is none."""
+    return _call("standby_end", {"which": str(which)}, None, list[int])
 
 
 def suspend(

@@ -31,6 +31,7 @@ class TargetState:
     RUNNING = "running"  # as before the operation
     FROZEN = "frozen"  # its memory is held by the keeper; `woodfrog resume` brings it back
     SUSPENDED = "suspended"
+    STANDBY = "standby"  # restored from an image and waiting; `woodfrog restore` of that image takes it
     GONE = "gone"  # no longer there; a complete image exists if the operation says so
     UNTOUCHED = "untouched"  # nothing was done to it
     NONE = "none"  # no target involved

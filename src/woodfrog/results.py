@@ -74,6 +74,24 @@ class RestoreResult(_Jsonable):
     verified: bool = False
     phases: dict[str, float] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    standby: str = ""  # it was waiting already, with its data there: host, device
+
+
+@dataclass(frozen=True)
+class StandbyResult(_Jsonable):
+    """One process of the standby pool. `new`: it was made just now; else it was there."""
+
+    image: str = ""
+    name: str = ""
+    pid: int = 0  # of the process that uses the GPU
+    root_pid: int = 0
+    state: str = ""
+    hold: str = ""  # where its data waits: host (arena), device (GPU memory)
+    new: bool = True
+    bytes: int = 0  # of GPU memory
+    cpu_bytes: int = 0
+    phases: dict[str, float] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -129,6 +147,8 @@ class TargetInfo(_Jsonable):
     command: str = ""
     log: str = ""
     operation: str = ""
+    image: str = ""  # of a standby process: the image that it is from
+    hold: str = ""  # and where its data waits: host, device
 
 
 @dataclass(frozen=True)

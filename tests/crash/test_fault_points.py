@@ -113,6 +113,9 @@ def test_the_list_of_fault_points_is_what_an_operation_passes(
     image = product.checkpoint(target, stop=way != "checkpoint")["image"]
     if way != "checkpoint":
         product.restore(image, target.log, verify=True)
+        image = product.checkpoint(target, stop=True)["image"]
+        product.call("standby", image=image, store=str(product.store_path), hold="device")
+        product.restore(image, target.log, verify=True)
         product.call("suspend", target=target.pid)
         product.call("resume", target=target.pid)
         product.call("suspend", target=target.pid)

@@ -31,7 +31,15 @@ WAYS: dict[str, tuple[str, tuple[str, ...]]] = {
     "suspend": ("suspend", PHASES["suspend"]),
     "resume": ("resume", PHASES["resume"]),
     "restore": ("restore", PHASES["restore"]),
+    # Where they are other than a restore and a resume; and of data in GPU memory, than of data in the arena.
+    "standby": ("standby", ("allocate", "refill", "connect", "commit")),
+    "standby in device memory": ("standby", ("commit",)),
+    "take": ("take", PHASES["take"]),
+    "take from device memory": ("take", ("refill", "return")),
 }
+
+
+FROM_IMAGE = tuple(way for way, (operation, _) in WAYS.items() if operation in ("restore", "standby", "take"))
 
 
 @dataclass(frozen=True)
@@ -99,16 +107,20 @@ class Walker:
 
     def prepare(self, way: str) -> None:
         """Once, before the first attempt."""
-        if way == "restore":
+        if way in FROM_IMAGE:
             self.image = str(self.product.checkpoint(self.target, stop=True)["image"])
             # From here on the process with this number is one that was restored.
             self.target = Stepper(self.target.pid, self.target.log)
 
     def make_ready(self, way: str) -> None:
         """Bring the target into the state that the operation starts from, wherever the last attempt left it."""
-        if way == "restore":
-            if self.target.alive:
-                self.product.end(self.target)
+        if way in FROM_IMAGE:
+            if self.target.alive and not (way.startswith("take") and self._state() == "standby"):
+                self.product.call("standby_end")
+                if self.target.alive:
+                    self.product.end(self.target)
+            if way.startswith("take") and not self.target.alive:
+                self._fill_pool(way)
             return
         if not self.target.alive:  # a stop that had passed its commit point
             self.target = self.product.run("--idle-kib", "2048", "--pace-us", "2000")
@@ -120,7 +132,9 @@ class Walker:
 
     def attempt(self, way: str) -> None:
         """The operation, once."""
-        if way == "restore":
+        if way.startswith("standby"):
+            self._fill_pool(way)
+        elif way in FROM_IMAGE:
             self.target = self.product.restore(self.image, self.target.log)
         elif way in ("suspend", "resume"):
             self.product.call(way, target=self.target.pid)
@@ -129,11 +143,15 @@ class Walker:
                 self.target, stop=way == "checkpoint and stop", precopy=way == "checkpoint with precopy"
             )
 
+    def _fill_pool(self, way: str) -> None:
+        hold = "device" if way.endswith("device memory") else "host"
+        self.product.call("standby", image=self.image, store=str(self.product.store_path), hold=hold)
+
     # ── the promise ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def check(self, way: str, failure: WoodfrogError | None) -> None:
         """Whatever happened: the target is right, or an image is."""
-        if way == "restore":
+        if way in FROM_IMAGE:
             self._check_restore(failure)
             return
         state = self._state()
@@ -149,7 +167,9 @@ class Walker:
         self._check_lines()
 
     def _check_restore(self, failure: WoodfrogError | None) -> None:
-        if self.target.alive:
+        if self.target.alive and self._state() == "standby":
+            self._check_lines()  # it waits: taking it once more is what comes next
+        elif self.target.alive:
             self.target.wait_steps(1)
             self._check_lines()
         else:
@@ -167,6 +187,8 @@ class Walker:
         assert left == [], "a killed daemon's folders, with the target's memory in them, are still there"
 
     def _leave_suspension(self) -> None:
+        if self._state() == "standby":
+            self.target = self.product.restore(self.image, self.target.log)
         if self._state() == "suspended":
             self.product.call("resume", target=self.target.pid)
 

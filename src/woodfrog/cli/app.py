@@ -26,6 +26,7 @@ from woodfrog.cli import (
     resume,
     rm,
     run,
+    standby,
     suspend,
     switch,
     trace,
@@ -64,6 +65,7 @@ app.command("run", context_settings={"ignore_unknown_options": True, "allow_inte
 app.command("ps")(ps.ps)
 app.command("checkpoint")(checkpoint.checkpoint)
 app.command("restore")(restore.restore)
+app.command("standby")(standby.standby)
 app.command("suspend")(suspend.suspend)
 app.command("switch")(switch.switch)
 app.command("resume")(resume.resume)

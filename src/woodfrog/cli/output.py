@@ -25,6 +25,7 @@ _STATES = {
     TargetState.RUNNING: "The target runs on as before.",
     TargetState.FROZEN: "The target is frozen, its memory is safe with the keeper.",
     TargetState.SUSPENDED: "The target is suspended.",
+    TargetState.STANDBY: "The standby process still waits.",
     TargetState.GONE: "The target is gone.",
     TargetState.UNTOUCHED: "Nothing was touched.",
     TargetState.NONE: "",

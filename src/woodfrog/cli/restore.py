@@ -18,6 +18,9 @@ def restore(
     ] = None,
     mode: Annotated[str, typer.Option("--mode", help="When the target runs again; this version has: eager.")] = "eager",
     verify: Annotated[bool, typer.Option("--verify", help="Hash the memory again once it is in place.")] = False,
+    standby: Annotated[
+        bool, typer.Option("--standby/--no-standby", help="Take a standby process of the image if there is one.")
+    ] = True,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -28,7 +31,9 @@ def restore(
 
         gpu_map = gpu_mapping(gpu or [])
         with output.progress("restore", as_json=as_json) as on_event:
-            target = api.restore(image, gpu_map=gpu_map, mode=mode, store=store, verify=verify, on_event=on_event)
+            target = api.restore(
+                image, gpu_map=gpu_map, mode=mode, store=store, verify=verify, standby=standby, on_event=on_event
+            )
         details = target.details
         assert details is not None
         if as_json:
@@ -37,7 +42,9 @@ def restore(
         output.phase_table(details.phases)
         output.warn(details.warnings)
         checked = ", memory verified" if details.verified else ""
-        output.say(f"{target.name}: pid {target.pid}, {human_bytes(details.bytes)}{checked}; output in {target.log}")
+        taken = f", taken from standby ({details.standby})" if details.standby else ""
+        size = human_bytes(details.bytes)
+        output.say(f"{target.name}: pid {target.pid}, {size}{taken}{checked}; output in {target.log}")
 
 
 def gpu_mapping(options: list[str]) -> dict[str, str]:

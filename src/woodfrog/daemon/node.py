@@ -21,6 +21,7 @@ from woodfrog.daemon.devices import Devices
 from woodfrog.daemon.keeper_client import KeeperClient
 from woodfrog.daemon.metrics import Metrics
 from woodfrog.daemon.recovery import Recovery
+from woodfrog.daemon.standby import StandbyPool
 from woodfrog.daemon.targets import Targets
 from woodfrog.errors import NoDaemonError, NotFoundError, RefusedError, WoodfrogError
 from woodfrog.image.repository import ImageRepository
@@ -57,6 +58,7 @@ class Node:
         self._lock = threading.Lock()
         self._context: Context | None = None
         self._recovery: Recovery | None = None
+        self._standby: StandbyPool | None = None
         self._failure: WoodfrogError | None = None
         self._started = threading.Event()
         self.let_gone = False  # the keeper holds nothing of ours any more
@@ -88,6 +90,13 @@ class Node:
             raise self._failure or NoDaemonError("the daemon is not up")
         return self._recovery
 
+    @property
+    def standby(self) -> StandbyPool:
+        self._started.wait()
+        if self._standby is None:
+            raise self._failure or NoDaemonError("the daemon is not up")
+        return self._standby
+
     def _bring_up(self) -> None:
         try:
             arenas = ArenaPool.open(self.keeper, self._arena_sizes())
@@ -107,6 +116,8 @@ class Node:
             )
             self._recovery = Recovery(self._context, self.keeper, self.targets)
             self._recovery.run()
+            self._standby = StandbyPool(self._context, self.targets)
+            self._standby.watch_all()
             log.info("ready: arena of %d MiB", arenas.size_bytes >> 20)
             if self._arena_bytes is not None:
                 # Whoever names a size has set that memory aside; the default is a bound, taken when it is needed.
@@ -150,7 +161,7 @@ class Node:
         if busy or held:
             raise RefusedError(
                 f"the daemon is needed: {', '.join(busy + held)}",
-                advice="resume or kill suspended targets, and wait for what is under way",
+                advice="resume or kill suspended targets, `woodfrog standby --end`, and wait for what is under way",
             )
 
     def let_go(self) -> None:

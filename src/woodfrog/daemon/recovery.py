@@ -7,7 +7,8 @@ to look. Must never drop a record whose memory a living target still needs.
     record      what it means                          what is done
     target:     GPU memory of a target in the keeper   a complete image of a `stop`, or suspended data, is there: finish
                                                        by ending the target or dropping the record; else bring it back
-    suspend:    data of a suspended target in an arena kept, unless the target runs (a resume had ended) or is dead
+    suspend:    data of a suspended target in an arena kept, unless the target runs (a resume had ended) or is dead;
+                (a standby process: or in GPU memory)  likewise
     restore:    a tree was being restored              it runs: kept; else it is ended, the image is still there
     arena:      an arena's memory                      adopted by ArenaPool
 """
@@ -182,7 +183,9 @@ class Recovery:
         _wait_for_criu(*work.glob("criu-*"), work)
         record = Record(self._keeper, key, exists=True)
         found = self._restored_processes(notes)
-        if found and self._restored_runs(notes):
+        if any(self._is_standby(identity) for identity in found):
+            log.info("%s (process %d) waits in the standby pool", notes.name, notes.pid)
+        elif found and self._restored_runs(notes):
             log.info("%s (process %d) had been restored", notes.name, notes.pid)
         else:
             for identity in found:
@@ -202,6 +205,11 @@ class Recovery:
             if " ".join(procfs.command_line(pid)) == command:
                 found.append(Identity(pid, stat.start_ticks))
         return found
+
+    def _is_standby(self, identity: Identity) -> bool:
+        """Whether this process had become one of the pool: its own record is there."""
+        key = suspend_key(identity.pid, identity.start_ticks)
+        return any(record.key == key for record in self._keeper.list())
 
     def _restored_runs(self, notes: Notes) -> bool:
         for one in notes.gpu_processes:

@@ -138,6 +138,8 @@ class Targets:
                     "command": " ".join(procfs.command_line(row.pid))[:400],
                     "log": log_path_of(row.pid),
                     "operation": operation,
+                    "image": notes.image if notes and notes.hold else "",
+                    "hold": notes.hold if notes else "",
                 }
             )
         return result
@@ -149,8 +151,9 @@ class Targets:
 
     def _known(self) -> list[Resolved]:
         rows: dict[Key, Resolved] = {}
-        for state, table in ((TargetState.SUSPENDED, self.suspended), (TargetState.FROZEN, self.frozen)):
+        for waiting, table in ((TargetState.SUSPENDED, self.suspended), (TargetState.FROZEN, self.frozen)):
             for key, notes in list(table.items()):
+                state = TargetState.STANDBY if notes.hold and waiting == TargetState.SUSPENDED else waiting
                 if notes.alive:
                     members = tuple((one.pid, one.start_ticks) for one in notes.gpu_processes)
                     rows[key] = Resolved(notes.name, notes.pid, notes.start_ticks, notes.root_pid, state, members)

@@ -17,7 +17,7 @@ from woodfrog.operations import room
 from woodfrog.operations.checkpoint import Checkpoint, CheckpointRequest
 from woodfrog.operations.concurrent import check_way
 from woodfrog.operations.manifest import version
-from woodfrog.operations.notes import COLD, WARM
+from woodfrog.operations.notes import COLD, HOLD_HOST, WARM
 from woodfrog.operations.restore import Restore, RestoreRequest
 from woodfrog.operations.resume import Resume, ResumeRequest
 from woodfrog.operations.suspend import Suspend, SuspendRequest
@@ -58,6 +58,8 @@ class Verbs:
             "ps": self.ps,
             "checkpoint": self.checkpoint,
             "restore": self.restore,
+            "standby": self.standby,
+            "standby_end": self.standby_end,
             "suspend": self.suspend,
             "resume": self.resume,
             "switch": self.switch,
@@ -111,7 +113,7 @@ class Verbs:
 
     def restore(self, call: Call) -> dict[str, Any]:
         params = call.params
-        refuse_unknown(params, {"image", "store", "gpu_map", "mode", "verify"})
+        refuse_unknown(params, {"image", "store", "gpu_map", "mode", "verify", "standby"})
         if optional(params, "mode", str, "eager") != "eager":
             raise UsageError(f"there is no restore mode {params['mode']!r}", advice="this version has: eager")
         context = self._node.context
@@ -125,10 +127,32 @@ class Verbs:
             verify=optional(params, "verify", bool, False),
         )
         root_pid = manifest.cpu.root_pid if manifest.cpu else manifest.gpu_pid
-        result = self._run("restore", root_pid, call, lambda: Restore(context, request, call.emit))
+        result = None
+        if optional(params, "standby", bool, True):
+            result = self._node.standby.take(self._run, request, manifest, call)
+        if result is None:
+            result = self._run("restore", root_pid, call, lambda: Restore(context, request, call.emit))
         with ProcessHandle(result["pid"]) as handle:
             self._node.targets.remember_name(handle.identity, result["name"])
         return result
+
+    def standby(self, call: Call) -> list[dict[str, Any]]:
+        """Processes of an image, restored and waiting: as many as asked for, those that are there counted."""
+        params = call.params
+        refuse_unknown(params, {"image", "store", "gpu_map", "hold", "count"})
+        context = self._node.context
+        image, store = required(params, "image", str), _place(optional(params, "store", str, ""))
+        manifest = context.store(store).manifest(image)
+        gpu_map = self._gpu_map(optional(params, "gpu_map", dict, {}), [one.uuid for one in manifest.devices])
+        request = RestoreRequest(image=image, store=store, gpu_map=gpu_map)
+        hold, count = optional(params, "hold", str, HOLD_HOST), optional(params, "count", int, 1)
+        return self._node.standby.fill(self._run, request, manifest, hold, count, call)
+
+    def standby_end(self, call: Call) -> list[int]:
+        """End processes of the pool: those of an image, the one with that pid, or (nothing named) all."""
+        refuse_unknown(call.params, {"which"})
+        _ = self._node.context
+        return self._node.standby.end(optional(call.params, "which", str, ""))
 
     def suspend(self, call: Call) -> dict[str, Any]:
         refuse_unknown(call.params, {"target", "timeout_s", "level"})
@@ -277,8 +301,10 @@ class Verbs:
     def _require_running(self, target: Resolved, verb: str) -> None:
         """Asked again once the target's turn has come: the operation before may have suspended it."""
         targets = self._node.targets
-        for state, table in ((TargetState.SUSPENDED, targets.suspended), (TargetState.FROZEN, targets.frozen)):
-            if target.key in table:
+        for waiting, table in ((TargetState.SUSPENDED, targets.suspended), (TargetState.FROZEN, targets.frozen)):
+            notes = table.get(target.key)
+            if notes is not None:
+                state = TargetState.STANDBY if notes.hold and waiting == TargetState.SUSPENDED else waiting
                 raise RefusedError(
                     f"{target.name} (process {target.pid}) is {state}; {verb} needs it running",
                     advice=f"woodfrog resume {target.name}",
@@ -291,7 +317,8 @@ class Verbs:
         context = self._node.context
         for notes in list(self._node.targets.suspended.values()):
             if not notes.alive and notes.root_pid not in self._node.targets.operations:
-                log.warning("suspended process %d (%s) has ended; its data is let go", notes.pid, notes.name)
+                what = f"standby process of {notes.image}," if notes.hold else "suspended"
+                log.warning("%s process %d (%s) has ended; its data is let go", what, notes.pid, notes.name)
                 Resume(context, ResumeRequest(notes)).discard()
 
     def _gpu_map(self, given: dict[Any, Any], image_uuids: list[str]) -> dict[str, str]:

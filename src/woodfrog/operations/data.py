@@ -205,6 +205,10 @@ class GpuData:
         digests: list[bytes] = self.each_device(one_device, progress)
         return digests
 
+    def uuid_of(self, part: DevicePart) -> str:
+        """Of the daemon's device of a part."""
+        return self._uuids[part.device]
+
     def device_of(self, part: DevicePart) -> Device:
         """The daemon's device of a part."""
         return self._devices.by_uuid(self._uuids[part.device])

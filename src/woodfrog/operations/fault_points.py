@@ -29,6 +29,8 @@ CHECKPOINT = (
 )
 RESTORE = ("survey", "prepare", "allocate", "refill", "extract", "cpu", "control", "return", "verify", "commit")
 SUSPEND = ("survey", "prepare", "quiesce", "handover", "import", "control", "drain", "commit", "end")
+STANDBY = ("survey", "prepare", "allocate", "refill", "extract", "cpu", "control", "connect", "commit")
+TAKE = ("survey", "allocate", "refill", "verify", "commit", "return", "end")
 RESUME = ("survey", "allocate", "refill", "control", "return", "commit", "end")
 
 SWITCH = (
@@ -53,6 +55,8 @@ SWITCH = (
 PHASES: dict[str, tuple[str, ...]] = {
     "checkpoint": CHECKPOINT,
     "restore": RESTORE,
+    "standby": STANDBY,
+    "take": TAKE,
     "suspend": SUSPEND,
     "resume": RESUME,
     "switch": SWITCH,

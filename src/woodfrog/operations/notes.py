@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 NOTES_VERSION = 1
 # Levels of a suspend: whether the target's control state leaves the GPU as well.
 WARM, COLD = "warm", "cold"
+# Where the data of a standby process waits: in an arena, or in GPU memory of which the keeper has the descriptors.
+HOLD_HOST, HOLD_DEVICE = "host", "device"
 # Notes of a million handles are about 40 MB; anything above is not ours.
 MAX_NOTES_BYTES = 256 << 20
 
@@ -79,6 +81,7 @@ class Notes(msgspec.Struct, kw_only=True):
     user: int = -1  # whose data it is
     stop: bool = False
     level: str = COLD  # of a suspended target
+    hold: str = ""  # of a standby process (a suspended target that was restored to wait): where its data is
     store: str = ""
     directory: str = ""  # where an image is being written; CRIU's command line names it
     image: str = ""  # of a restore: the image it comes from; of a checkpoint: the name of the one being written
@@ -110,6 +113,7 @@ class Keeper(Protocol):
     """The part of the keeper's client that operations use. The caller keeps the descriptors it passes in."""
 
     def append(self, key: str, fds: Sequence[int]) -> int: ...
+    def fetch(self, key: str) -> list[int]: ...
     def replace(self, key: str, index: int, fd: int) -> Any: ...
     def drop(self, key: str) -> Any: ...
 

@@ -87,10 +87,13 @@ class RestorePlan:
 class Restore(OnOneTarget):
     """One restore; use once."""
 
+    _operation = "restore"
+    _data_on_gpu = True  # once it is done
+
     def __init__(self, context: Context, request: RestoreRequest, emit: Emit | None = None) -> None:
         self._context = context
         self._request = request
-        self.runner = Runner("restore", emit)
+        self.runner = Runner(self._operation, emit)
         self._limits = PhaseLimits()
         self._store_url = ""
         self._image: Image | None = None
@@ -173,9 +176,14 @@ class Restore(OnOneTarget):
         self._work.mkdir(mode=0o700, exist_ok=True)
         self._cpu_folder = CpuFolder.make(self._work, self._images.store, image.manifest.cpu_bytes)
         self._arriving = image.locate_gpu_ahead()
-        sizes = {part.number: part.size_bytes for part in data.parts}
-        rings = take_rings(self._context.arenas, sizes, notes.user, image.manifest.chunk_bytes)
-        self._rings = [rings[part.number] for part in data.parts]
+        self._rings = self._take_spaces(data, notes.user, image.manifest.chunk_bytes)
+
+    def _take_spaces(self, data: GpuData, user: int, chunk_bytes: int) -> list[Space]:
+        """Arena memory for each part of the data."""
+        rings = take_rings(
+            self._context.arenas, {part.number: part.size_bytes for part in data.parts}, user, chunk_bytes
+        )
+        return [rings[part.number] for part in data.parts]
 
     def _refuse_other_runtime_directory(self, manifest: Manifest) -> None:
         """A restored agent looks for the daemon where it was told to when it was started."""
@@ -221,7 +229,7 @@ class Restore(OnOneTarget):
         simulated = manifest.driver.simulated
         processes = max(1, len(manifest.gpu_processes))
         needed = {uuid: processes * room.gpu_control_state_bytes(simulated) for uuid in self._plan.gpu_map.values()}
-        for part in self._data.parts:
+        for part in self._data.parts if self._data_on_gpu else ():
             needed[self._notes.devices[part.device]] += part.size_bytes
         for uuid, size in needed.items():
             room.require_gpu(self._context.devices.by_uuid(uuid), size, "the restored target")

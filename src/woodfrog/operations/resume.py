@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,7 @@ from woodfrog.operations.data import GpuData
 from woodfrog.operations.frozen import LOCK_TIMEOUT_S, FrozenTarget, settled_state
 from woodfrog.operations.limits import PhaseLimits
 from woodfrog.operations.members import Member, side_by_side
-from woodfrog.operations.notes import WARM, Notes, Record, suspend_key
+from woodfrog.operations.notes import HOLD_DEVICE, WARM, Notes, Record, suspend_key
 from woodfrog.operations.phases import Beside, Emit, Phase, Runner, Step
 from woodfrog.operations.space import Space
 
@@ -129,7 +130,7 @@ class Resume:
         needed = dict.fromkeys(notes.devices.values(), control_bytes)
         for uuid in [] if warm else list(needed)[:1]:
             needed[uuid] += notes.driver_bytes  # on which of them is not known
-        for part in self._data.parts:
+        for part in self._data.parts if notes.hold != HOLD_DEVICE else ():
             needed[notes.devices[part.device]] += part.size_bytes
         return needed
 
@@ -158,18 +159,22 @@ class Resume:
                     f"the driver says process {member.pid} is {state.name.lower()}, not {wanted.name.lower()}",
                     advice="somebody else has had it in hand; end the process",
                     pid=member.pid,
-                    target_state=TargetState.SUSPENDED,
+                    target_state=self._waiting,
                 )
         for uuid, size in self.needed_bytes().items():
             room.require_gpu(self._context.devices.by_uuid(uuid), size, "resuming the target")
 
     def _allocate(self) -> None:
+        if self._target.notes.hold == HOLD_DEVICE:
+            notes_fd, *self._target.fds = self._context.keeper.fetch(self._record.key)
+            os.close(notes_fd)
+            return
         self._data.create_all()
         self._target.fds = self._data.export_all()
 
     def _refill(self) -> None:
         data, target = self._data, self._target
-        if data.parts:
+        if data.parts and target.notes.hold != HOLD_DEVICE:
             progress = data.new_progress()
             with self.runner.counting(self._prefix + "refill", progress):
                 data.refill(self._context.arenas, [self._spaces[part.device] for part in data.parts], progress)
@@ -203,9 +208,24 @@ class Resume:
         self._forget()
 
     def _forget(self) -> None:
-        self._context.suspended.pop(self._key, None)
-        for space in self._spaces.values():
-            space.free()
+        # Whoever takes it out of the table gives its memory back: another thread may see the process's end as well.
+        if self._context.suspended.pop(self._key, None) is not None:
+            for space in self._spaces.values():
+                space.free()
+
+    @property
+    def _waiting(self) -> str:
+        """What it is until it has come back."""
+        return TargetState.STANDBY if self._suspended.hold else TargetState.SUSPENDED
+
+    def digests(self, chunk_bytes: int) -> bytes:
+        """Of its memory as it lies in HBM now, before it is returned."""
+        data = self._data
+        if self._target.notes.hold == HOLD_DEVICE:
+            data.import_all(self._target.fds)
+        progress = data.new_progress()
+        with self.runner.counting(self._prefix + "verify", progress):
+            return b"".join(data.hash(chunk_bytes, progress))
 
     def discard(self) -> None:
         """The process is gone: its data is of no use to anybody."""
@@ -218,7 +238,7 @@ class Resume:
         if isinstance(failure, TargetLostError):
             return failure
         if not self.runner.committed:
-            failure.target_state = TargetState.FROZEN if self.runner.undo_failures else TargetState.SUSPENDED
+            failure.target_state = TargetState.FROZEN if self.runner.undo_failures else self._waiting
             return failure
         try:
             self._target.bring_back()

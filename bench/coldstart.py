@@ -1,0 +1,350 @@
+"""From a restore's call to the first token of a model server: eager and from standby, images in memory and on a disk.
+
+A server takes a request once it runs (SIGUSR1 after the call has returned) and answers with its first token; what the
+same server needs for that when it runs anyway (the forward pass) is measured before and taken off where it says so.
+
+* standby_first_token_ms       of the model of GPT-2-large class, data held in GPU memory: beyond the forward pass;
+                               standby_host_first_token_ms: held in the arena
+* eager_over_floor             the restore's call over what cannot be less: CRIU's and the driver's restore of the same
+                               program with next to no data (phases cpu and control), or the bytes over the speed of
+                               pinned copies, whichever is larger; the worse of the models, image in memory
+* speedup_vs_driver            first token after a restore of the same program without the interposer (woodfrog then
+                               leaves all memory to the driver and CRIU), over eager
+* speedup_vs_fresh_start       first token of the program started anew (its weights are made on the GPU, not read from
+                               anywhere), over eager. standby_speedup_… likewise, over standby held in GPU memory
+
+The last three are of the largest model that was measured. On a machine without a GPU: the simulated driver's folder in
+LD_LIBRARY_PATH and --quick.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import driver_baseline
+import harness
+import target_process
+import woodfrog_calls
+
+GOALS = {"standby_first_token_ms": "<= 100", "eager_over_floor": "<= 1.1"}
+HOLDS = ("device", "host")
+FORWARDS = 5  # forward passes of the running server that are measured
+
+
+@dataclass(frozen=True)
+class Model:
+    """A server: the target's name, its options, and about how large its data is."""
+
+    label: str
+    target: str
+    options: tuple[str, ...]
+    gib: float
+
+
+@dataclass
+class Measured:
+    """What is known of one model; seconds."""
+
+    forward_s: float = 0.0
+    gpu_bytes: int = 0
+    fresh_s: float = 0.0
+    driver_s: float = 0.0
+    eager_call_s: list[float] = field(default_factory=list)
+    eager_s: list[float] = field(default_factory=list)
+    standby_s: dict[str, list[float]] = field(default_factory=dict)
+
+
+def models(*, quick: bool) -> tuple[Model, list[Model]]:
+    """One with next to no data, and those that are measured, the most important one first."""
+    if quick:
+        small = ("--burst", "1", "--state-gib")
+        return Model("floor", "sparse_writes", (*small, "0.001"), 0.001), [
+            Model("large", "sparse_writes", (*small, "0.03125"), 0.03125),
+            Model("8b", "sparse_writes", (*small, "0.0625"), 0.0625),
+        ]
+    serving = ("--burst", "1", "--tokens-in", "128", "--tokens-out", "1")
+    return Model("floor", "serve_transformer", (*serving, "--layers", "1", "--width", "512"), 0.01), [
+        # 0.77 billion parameters in float32, as GCROP's largest model: 3.1 GB.
+        Model("large", "serve_transformer", (*serving, "--layers", "14", "--width", "2048", "--dtype", "float32"), 2.9),
+        Model("8b", "serve_transformer", serving, 15.6),
+    ]
+
+
+def first_token_s(target: target_process.TargetRun, begin_s: float) -> float:
+    """Sends a request; seconds from that moment to the end of the step that answers it."""
+    target.wait_more_steps(0)  # its log is read up to here
+    answered = len(target.log.lines) + 1
+    os.kill(target.pid, signal.SIGUSR1)
+    target.wait_lines(answered)
+    return float(target.log.lines[-1]["time_s"]) - begin_s
+
+
+def end(target: target_process.TargetRun) -> None:
+    """Ends a restored target and waits until its process number is free."""
+    target.handle.kill()
+    target.wait_ended()
+
+
+def forget_cached(folder: Path) -> None:
+    """The kernel's copies of these files in memory are dropped, so that they are read from the disk."""
+    os.sync()
+    for path in folder.rglob("*"):
+        if path.is_file():
+            fd = os.open(path, os.O_RDONLY)
+            try:
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(fd)
+
+
+class Coldstart:
+    """All measurements; each part has a row whatever becomes of it."""
+
+    def __init__(self, results: harness.Results, budget: harness.Budget, arguments: Any) -> None:
+        self.results = results
+        self.budget = budget
+        self.arguments = arguments
+        self.failures: list[str] = []
+        self.measured: dict[str, Measured] = {}
+        self.floor_s = 0.0
+        self.ceiling: driver_baseline.Ceiling | None = None
+
+    def attempt(self, part: str, model: Model, expected_s: float, measure: Any) -> None:
+        """`measure`, if the budget has room for it; a failure costs only this part."""
+        if not self.budget.allows(expected_s):
+            self.results.add(kind=part, model=model.label, not_measured="the time budget was used up")
+            return
+        begin_s = time.monotonic()
+        try:
+            measure()
+        except Exception as failure:  # noqa: BLE001 (one part that fails must not cost the others their measurement)
+            self.failures.append(f"{part}, {model.label}: {failure}")
+            self.results.add(kind=part, model=model.label, **harness.error_members(failure))
+        print(f"{part}, {model.label}: {time.monotonic() - begin_s:.1f} s", flush=True)
+        self.summarise()
+
+    # ── parts ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def floor(self, model: Model) -> None:
+        """CRIU's and the driver's restore with next to no data."""
+        import woodfrog
+
+        values = []
+        with self._stopped(model, "coldstart-floor") as (target, image):
+            for repetition in range(self.arguments.repetitions):
+                call = woodfrog_calls.timed(woodfrog.restore, image, standby=False)
+                phases = self._adopt(target, call)
+                values.append(phases["cpu"] + phases["control"])
+                self.results.add(kind="floor", repetition=repetition, cpu_and_control_s=values[-1], phases_s=phases)
+                end(target)
+            woodfrog.rm(image)
+        self.floor_s = harness.median(values)
+
+    def woodfrog(self, model: Model, disk: Path | None = None) -> None:
+        """Eager from memory, then from standby in each of its ways; with `disk` eager from there instead."""
+        import woodfrog
+
+        mine = self.measured.setdefault(model.label, Measured())
+        with self._stopped(model, f"coldstart-{model.label}") as (target, image):
+            if disk is not None:
+                woodfrog.push(image, disk)
+                for repetition in range(self.arguments.repetitions):
+                    forget_cached(disk)
+                    self._restore(target, model, image, "eager", repetition, tier="disk", store=disk)
+                    end(target)
+                    if not self.budget.allows(15):
+                        break
+                shutil.rmtree(disk)
+            else:
+                for repetition in range(self.arguments.repetitions):
+                    self._restore(target, model, image, "eager", repetition, tier="ram")
+                    end(target)
+                for hold in HOLDS:
+                    for repetition in range(self.arguments.repetitions):
+                        begin_s = time.time()
+                        woodfrog.standby(image, hold=hold)
+                        made_s = time.time() - begin_s
+                        self._restore(target, model, image, hold, repetition, tier="ram", standby_made_s=made_s)
+                        end(target)
+            woodfrog.rm(image)
+        assert mine.gpu_bytes
+
+    def fresh(self, model: Model) -> None:
+        """The program started anew: its first step comes without a request."""
+        begin_s = time.time()
+        with target_process.plain(
+            model.target, model.options, self.arguments.work, f"coldstart-fresh-{model.label}"
+        ) as target:
+            target.wait_start()
+            target.wait_step(1)
+            seconds = float(target.log.lines[0]["time_s"]) - begin_s
+        self.measured[model.label].fresh_s = seconds
+        self.results.add(kind="fresh start", model=model.label, first_token_s=seconds)
+
+    def driver(self, model: Model) -> None:
+        """The same program without the interposer: the driver keeps its memory, CRIU writes and reads it."""
+        import woodfrog
+
+        with target_process.plain(
+            model.target, model.options, self.arguments.work, f"coldstart-driver-{model.label}"
+        ) as target:
+            target.wait_start()
+            target.wait_step(1)
+            image = woodfrog.checkpoint(target.pid, stop=True, compress="none").image
+            target.wait_ended()
+            call = woodfrog_calls.timed(woodfrog.restore, image)
+            phases = self._adopt(target, call)
+            seconds = first_token_s(target, call.begin_s)
+            end(target)
+            woodfrog.rm(image)
+        self.measured[model.label].driver_s = seconds
+        self.results.add(
+            kind="driver and CRIU", model=model.label, first_token_s=seconds, call_s=call.call_s, phases_s=phases
+        )
+
+    # ── shared ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _stopped(self, model: Model, label: str) -> Any:
+        return _Stopped(self, model, label)
+
+    def running(self, model: Model, target: target_process.TargetRun) -> None:
+        """The forward pass of a server that runs."""
+        target.wait_start()
+        target.wait_step(1)
+        seconds = [first_token_s(target, time.time()) for _ in range(FORWARDS)]
+        if model.label != "floor":
+            self.measured.setdefault(model.label, Measured()).forward_s = harness.median(seconds)
+        self.results.add(kind="forward pass", model=model.label, **harness.Spread.of(seconds).members("forward_s"))
+
+    def _adopt(self, target: target_process.TargetRun, call: woodfrog_calls.Timed) -> dict[str, float]:
+        target.adopt(call.result)
+        return {name: round(seconds, 6) for name, seconds in call.result.details.phases.items()}
+
+    def _restore(
+        self, target: target_process.TargetRun, model: Model, image: str, way: str, repetition: int, *, tier: str,
+        store: Path | None = None, **more: Any,
+    ) -> None:  # fmt: skip
+        """One restore to its first token."""
+        import woodfrog
+
+        mine = self.measured.setdefault(model.label, Measured())
+        call = woodfrog_calls.timed(woodfrog.restore, image, store=store, standby=way != "eager")
+        phases = self._adopt(target, call)
+        details = call.result.details
+        if (details.standby or "eager") != way:
+            raise target_process.TargetError(f"wanted {way}, and the restore was {details.standby or 'eager'}")
+        seconds = first_token_s(target, call.begin_s)
+        mine.gpu_bytes = details.bytes
+        if tier == "ram" and repetition:  # the first one populates the arena
+            if way == "eager":
+                mine.eager_s.append(seconds)
+                mine.eager_call_s.append(call.call_s)
+            else:
+                mine.standby_s.setdefault(way, []).append(seconds)
+        self.results.add(
+            kind="woodfrog", model=model.label, way=way, tier=tier, repetition=repetition, first_token_s=seconds,
+            beyond_forward_s=seconds - mine.forward_s, call_s=call.call_s, phases_s=phases, gpu_bytes=details.bytes,
+            cpu_bytes=details.cpu_bytes, **more,
+        )  # fmt: skip
+
+    def summarise(self) -> None:
+        """The summary of what has been measured so far."""
+        summary = self.results.summary
+        ratios = []
+        for label, mine in self.measured.items():
+            suffix = "" if label == "large" else f"_{label}"
+            for hold, values in mine.standby_s.items():
+                name = f"standby{'' if hold == 'device' else '_host'}_first_token_ms{suffix}"
+                summary[name] = 1000 * (harness.median(values) - mine.forward_s)
+            if mine.eager_call_s and self.ceiling is not None and self.floor_s:
+                least_s = max(self.floor_s, mine.gpu_bytes / self.ceiling.h2d_bytes_per_s)
+                ratios.append(harness.median(mine.eager_call_s) / least_s)
+                summary[f"eager_over_floor{suffix or '_large'}"] = ratios[-1]
+            if mine.eager_s:
+                eager_s = harness.median(mine.eager_s)
+                device_s = harness.median(mine.standby_s["device"]) if "device" in mine.standby_s else 0.0
+                for against, seconds in (("driver", mine.driver_s), ("fresh_start", mine.fresh_s)):
+                    if seconds:
+                        summary[f"speedup_vs_{against}"] = seconds / eager_s
+                        if device_s:
+                            summary[f"standby_speedup_vs_{against}"] = seconds / device_s
+        if ratios:
+            summary["eager_over_floor"] = max(ratios)
+
+
+class _Stopped:
+    """A target under woodfrog that is measured while it runs and then checkpointed and stopped; with its image."""
+
+    def __init__(self, bench: Coldstart, model: Model, label: str) -> None:
+        self._bench = bench
+        self._model = model
+        self._context = target_process.interposed(model.target, model.options, bench.arguments.work, label)
+
+    def __enter__(self) -> tuple[target_process.TargetRun, str]:
+        import woodfrog
+
+        target = self._context.__enter__()
+        try:
+            self._bench.running(self._model, target)
+            image = woodfrog.checkpoint(target.handle, stop=True, compress="none").image
+            target.wait_ended()
+        except BaseException:
+            self._context.__exit__(*sys.exc_info())
+            raise
+        assert image is not None
+        return target, image
+
+    def __exit__(self, *raised: Any) -> None:
+        import woodfrog
+
+        try:
+            woodfrog.end_standby()
+        finally:
+            self._context.__exit__(*raised)
+
+
+def parts(bench: Coldstart, arguments: Any) -> Iterable[tuple[str, Model, float, Any]]:
+    """What is measured, the most important first: name, model, the seconds that it may take, and how."""
+    floor, (large, big) = models(quick=arguments.quick)
+    disk = arguments.disk
+    slow = 0.05 if arguments.quick else 1.0
+    yield "floor", floor, 20 * slow, lambda: bench.floor(floor)
+    yield "woodfrog", large, 40 * slow, lambda: bench.woodfrog(large)
+    yield "fresh start", large, 20 * slow, lambda: bench.fresh(large)
+    yield "woodfrog", big, 90 * slow, lambda: bench.woodfrog(big)
+    yield "fresh start", big, 30 * slow, lambda: bench.fresh(big)
+    yield "driver and CRIU", large, 40 * slow, lambda: bench.driver(large)
+    yield "woodfrog from disk", large, 30 * slow, lambda: bench.woodfrog(large, disk)
+    yield "driver and CRIU", big, 110 * slow, lambda: bench.driver(big)
+    yield "woodfrog from disk", big, 90 * slow, lambda: bench.woodfrog(big, disk)
+
+
+def main() -> int:
+    """Returns the exit status: 0 if eager and standby restores of the first model were measured."""
+    parser = harness.parser(__doc__ or "", budget_s=280)
+    parser.add_argument("--repetitions", type=int, default=4, help="the first is not in the summary")
+    parser.add_argument("--disk", type=Path, default=harness.REPOSITORY / "build" / "bench-disk-images")
+    arguments = parser.parse_args()
+    if arguments.quick:
+        arguments.repetitions = 2
+
+    bench = Coldstart(harness.Results("coldstart"), harness.Budget(arguments.budget_s), arguments)
+    bench.ceiling = driver_baseline.copy_ceiling((64 << 20) if arguments.quick else 4 * harness.GIB)
+    bench.results.summary |= bench.ceiling.members()
+    for part, model, expected_s, measure in parts(bench, arguments):
+        bench.attempt(part, model, expected_s, measure)
+    harness.finish(bench.results, GOALS, bench.failures)
+    wanted = {"standby_first_token_ms", "eager_over_floor"}
+    return 0 if wanted <= bench.results.summary.keys() else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""`woodfrog standby`: keep a process of an image restored and waiting, so that `restore` has little left to do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from woodfrog.cli import completion, output
+from woodfrog.cli.options import JsonOption, StoreOption
+from woodfrog.cli.restore import gpu_mapping
+
+if TYPE_CHECKING:
+    from woodfrog.results import TargetInfo
+
+
+def standby(
+    image: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[IMAGE]", help="As for `restore`; with --end also a pid.", autocompletion=completion.images
+        ),
+    ] = None,
+    count: Annotated[int, typer.Option("--count", min=1, help="How many shall wait; this version has: 1.")] = 1,
+    hold: Annotated[
+        str,
+        typer.Option("--hold", help="Where the data waits: host (taking costs a copy) or device (a remap)."),
+    ] = "host",
+    gpu: Annotated[
+        list[str] | None,
+        typer.Option("--gpu", metavar="[THERE=]HERE", help="GPU to restore onto: ordinal or UUID; repeat for several."),
+    ] = None,
+    listing: Annotated[bool, typer.Option("--list", help="List the pool.")] = False,
+    end: Annotated[bool, typer.Option("--end", help="End those of IMAGE, the one with that pid, or all.")] = False,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Keep a process of an image restored and waiting: `restore` of that image then takes it."""
+    with output.reported(as_json):
+        from woodfrog import api
+        from woodfrog.errors import UsageError
+        from woodfrog.image.inspect import human_bytes
+
+        if listing and end:
+            raise UsageError("--list and --end are two things", advice="give one of them")
+        if listing:
+            _list(api.standby_pool(), as_json)
+            return
+        if end:
+            ended = api.end_standby(image or "")
+            if as_json:
+                output.print_json(ended)
+            else:
+                output.say(f"ended: {', '.join(map(str, ended)) or 'none was there'}")
+            return
+        if image is None:
+            raise UsageError("there is no image named", advice="woodfrog standby IMAGE, or --list, or --end")
+        gpu_map = gpu_mapping(gpu or [])
+        with output.progress("standby", as_json=as_json) as on_event:
+            results = api.standby(image, count=count, hold=hold, gpu_map=gpu_map, store=store, on_event=on_event)
+        if as_json:
+            output.print_json([result.to_dict() for result in results])
+            return
+        for result in results:
+            output.phase_table(result.phases)
+            output.warn(result.warnings)
+            since = "waits" if result.new else "waits already"
+            output.say(
+                f"{result.image}: pid {result.pid} {since}, {human_bytes(result.bytes)} held in {result.hold} memory"
+            )
+
+
+def _list(pool: list[TargetInfo], as_json: bool) -> None:
+    from woodfrog.image.inspect import human_bytes
+
+    if as_json:
+        output.print_json([target.to_dict() for target in pool])
+        return
+    rows = [(target.image, str(target.pid), target.hold, human_bytes(target.gpu_bytes)) for target in pool]
+    output.table(("image", "pid", "held in", "GPU memory"), rows, right=(1, 3))

@@ -1,0 +1,97 @@
+"""Taking a standby process: its memory is put in place, and it runs.
+
+A resume of a target that was never suspended: what `woodfrog standby` left waiting. Until the commit any failure leaves
+it waiting; must never drop its data before it runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from woodfrog.errors import TargetState, WoodfrogError
+from woodfrog.operations.context import Context
+from woodfrog.operations.data import require_digests
+from woodfrog.operations.frozen import FrozenTarget
+from woodfrog.operations.history import LastImage
+from woodfrog.operations.limits import PhaseLimits
+from woodfrog.operations.notes import Notes
+from woodfrog.operations.phases import Emit, Phase, Runner, Step
+from woodfrog.operations.resume import Resume, ResumeRequest
+
+if TYPE_CHECKING:
+    from woodfrog.image.manifest import Manifest
+
+
+@dataclass(frozen=True)
+class TakeRequest:
+    """The notes of the standby process, and the image that it is from."""
+
+    notes: Notes
+    manifest: Manifest
+    store_url: str
+    verify: bool = False
+
+
+class Take:
+    """One taking; use once."""
+
+    def __init__(self, context: Context, request: TakeRequest, emit: Emit | None = None) -> None:
+        self._context = context
+        self._request = request
+        self.runner = Runner("take", emit)
+        self._resume = Resume(context, ResumeRequest(request.notes), runner=self.runner)
+
+    @property
+    def frozen_target(self) -> FrozenTarget | None:
+        """For the table of those that could not be brought back."""
+        return self._resume.frozen_target
+
+    def run(self) -> dict[str, Any]:
+        """Do it; the result as `daemon.sock` carries it, that of a restore. Raises a WoodfrogError; the process then
+        still waits, unless the error says that it is gone."""
+        resume = self._resume
+        verify = [Phase("verify", self._verify, limit_s=PhaseLimits().long_s)] if self._request.verify else []
+        steps: list[Step] = [
+            *resume.begin(),
+            *resume.data(),
+            *verify,
+            resume.commit(),
+            resume.back(),
+            resume.end(),
+        ]
+        try:
+            self.runner.run(steps)
+        except WoodfrogError as failure:
+            settled = resume.settle(failure)
+            if settled.target_state == TargetState.RUNNING:
+                self._remember()
+            raise settled from failure
+        finally:
+            resume.release()
+        self._remember()
+        return self._result()
+
+    def _verify(self) -> None:
+        """What it is about to run on, hashed in HBM and compared with the manifest."""
+        manifest = self._request.manifest
+        require_digests(manifest.digests, self._resume.digests(manifest.chunk_bytes))
+
+    def _remember(self) -> None:
+        """Its next image is an increment to the one it is from."""
+        notes, stats = self._request.notes, self._request.manifest.stats
+        last = LastImage(notes.image, stats.gpu.new, stats.cpu.new)
+        self._context.history.record(notes.pid, notes.start_ticks, self._request.store_url, last)
+
+    def _result(self) -> dict[str, Any]:
+        notes, manifest = self._request.notes, self._request.manifest
+        return {
+            **self._resume.result(),
+            "root_pid": notes.root_pid,
+            "image": notes.image,
+            "log": notes.log_path,
+            "cpu_bytes": manifest.cpu_bytes,
+            "verified": self._request.verify,
+            "standby": notes.hold,
+            "warnings": [],
+        }
