@@ -86,7 +86,10 @@ def empty_store(work: Path) -> Iterator[Path]:
 
 def options(name: str, size_gib: float) -> list[str]:
     if name == "train_gpt2":
-        return ["--steps", "1000000", "--state-gib", str(size_gib)]
+        # Nothing but state is large, so that 64 GiB of it and a copy of all memory fit a GPU of 141 GB: a short batch,
+        # and fp32, because autocast keeps a second copy of the weights.
+        shape = ["--batch", "1", "--sequence", "128", "--precision", "fp32"]
+        return ["--steps", "1000000", "--state-gib", str(size_gib), *shape]
     return ["--state-gib", str(size_gib), "--burst", "0", "--pace-ms", "5"]
 
 

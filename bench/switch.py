@@ -34,7 +34,9 @@ def programs(arguments: Any) -> tuple[tuple[str, list[str]], tuple[str, list[str
         small = ["--burst", "0", "--pace-ms", "5", "--state-gib"]
         return ("sparse_writes", [*small, "0.125"]), ("sparse_writes", [*small, "0.0625", "--seed", "2"])
     serving = ["--layers", str(arguments.layers), "--width", str(arguments.width), "--burst", "0"]
-    return ("train_gpt2", ["--steps", "1000000", "--state-gib", str(arguments.train_gib)]), (
+    # Little beside the state, so that the data of both fits an arena of 40 GiB.
+    shape = ["--batch", "1", "--sequence", "128", "--precision", "fp32"]
+    return ("train_gpt2", ["--steps", "1000000", "--state-gib", str(arguments.train_gib), *shape]), (
         "serve_transformer",
         serving,
     )
