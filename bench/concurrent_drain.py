@@ -220,7 +220,8 @@ def summarise(results: harness.Results, size_gib: float, rows: dict[tuple[str, b
     if quick := rows.get(("auto", False)):
         worst("stall_beyond_floor_ms", 1e3 * median(quick, "stall_beyond_floor_s"), max)
         slowed = [row for row in quick if row["drain_speed"] is not None]
-        worst("drain_iteration_speed", median(slowed, "drain_speed") if slowed else 1.0, min)
+        if slowed:  # else no step ran during a drain, and there is nothing to say
+            worst("drain_iteration_speed", median(slowed, "drain_speed"), min)
     if whole := rows.get(("auto", True)):
         for interval, ratio in ratios(median(whole, "lost_s")).items():
             worst(f"effective_ratio_{interval}", ratio, min)

@@ -30,7 +30,8 @@ class Increment:
     `release` at the end, whatever happened.
 
     `spaces` (by the target's device ordinal) are the caller's to free; this may take more into them. `in_background`:
-    whether the target runs again, so that copies of its own have to be let through."""
+    whether the target runs again, so that copies of its own have to be let through. `turn` is called before each part
+    of a drain, and may wait."""
 
     def __init__(
         self,
@@ -46,6 +47,7 @@ class Increment:
         way: str = AUTO,
         allowance: Allowance | None = None,
         in_background: Callable[[], bool] = lambda: False,
+        turn: Callable[[], object] = lambda: None,
         precopy: Precopy | None = None,
     ) -> None:
         self._data = data
@@ -66,6 +68,7 @@ class Increment:
                 user,
                 everything=everything,
                 in_background=in_background,
+                turn=turn,
             )
             for part, cut in zip(data.parts, data.cuts(writer.chunk_bytes), strict=True)
         ]

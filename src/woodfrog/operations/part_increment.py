@@ -55,6 +55,7 @@ class PartIncrement:
         *,
         everything: bool,
         in_background: Callable[[], bool],
+        turn: Callable[[], object],
     ) -> None:
         self.part = part
         self.cut = cut
@@ -69,6 +70,7 @@ class PartIncrement:
         self._user = user
         self._everything = everything
         self._in_background = in_background
+        self._turn = turn
         self._staging: Staging | None = None
         self._staged = 0
         self._slots: Sequence[int] = range(0)  # of the staging: where the first `staged` of `moved` are
@@ -225,6 +227,7 @@ class PartIncrement:
             self._check_copies(staging)
 
         def drain(first: int, count: int, slot: int, progress: Progress) -> None:
+            self._turn()
             end = first + count
             pieces, numbers = staging.holding(self._slots[first:end])
             drain_pieces(
