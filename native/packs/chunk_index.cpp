@@ -2,6 +2,8 @@
 // keyed with random numbers of this process.
 #include "chunk_index.hpp"
 
+#include "transfer/parallel.hpp"
+
 #include <algorithm>
 #include <cerrno>
 #include <mutex>
@@ -14,7 +16,8 @@ constexpr const char *operation = "ChunkIndex";
 constexpr uint64_t smallest_chunk_bytes = 4096;
 constexpr uint64_t largest_offset = (1ull << 56) - 1;
 constexpr size_t fewest_slots = 1024;
-constexpr size_t batch = 16; // look-ups whose memory is fetched side by side: about what a core has in flight
+constexpr size_t share = 1 << 16; // digests that one thread looks up, in some milliseconds
+constexpr size_t batch = 16;      // look-ups whose memory is fetched side by side: about what a core has in flight
 
 } // namespace
 
@@ -141,13 +144,13 @@ bool ChunkIndex::is_zero(const Digest &digest, const std::optional<Packed<uint32
     return size > 0 && size <= largest_raw_bytes && digest == zeros_.of(size);
 }
 
-// Calls found(i, entry number or no_entry) for every digest, in order. The memory of a batch is asked for before any of
-// it is looked at: a look-up is two cache misses, which then overlap.
-template <typename Found> void ChunkIndex::look_up_all(const Packed<Digest> &digests, const Found &found) const {
-    std::shared_lock lock(mutex_);
+// Calls found(i, entry number or no_entry) for the digests begin … end-1, in order. The memory of a batch is asked for
+// before any of it is looked at: a look-up is two cache misses, which then overlap. The caller holds the lock.
+template <typename Found>
+void ChunkIndex::look_up_range(const Packed<Digest> &digests, size_t begin, size_t end, const Found &found) const {
     const size_t mask = slots_.size() - 1;
-    for (size_t first = 0; first < digests.size(); first += batch) {
-        const size_t count = std::min(batch, digests.size() - first);
+    for (size_t first = begin; first < end; first += batch) {
+        const size_t count = std::min(batch, end - first);
         Digest wanted[batch];
         size_t slot[batch];
         for (size_t i = 0; i < count; i++) {
@@ -172,7 +175,8 @@ template <typename Found> void ChunkIndex::look_up_all(const Packed<Digest> &dig
 
 std::string ChunkIndex::find(const Packed<Digest> &digests, const std::optional<Packed<uint32_t>> &sizes) const {
     std::string result(digests.size() * sizeof(Location), '\0');
-    look_up_all(digests, [&](size_t i, const Digest &digest, uint32_t number) {
+    std::shared_lock lock(mutex_);
+    look_up_range(digests, 0, digests.size(), [&](size_t i, const Digest &digest, uint32_t number) {
         Location location{0, 0, 0, 0, pack_absent, 0};
         uint32_t size;
         if (is_zero(digest, sizes, i, size)) {
@@ -191,27 +195,54 @@ std::string ChunkIndex::find(const Packed<Digest> &digests, const std::optional<
     return result;
 }
 
+void ChunkIndex::keep_first_occurrences(const Packed<Digest> &digests, std::vector<uint32_t> &positions) const {
+    // Positions by digest, open addressing, at most half full.
+    std::vector<uint32_t> seen(std::bit_ceil(std::max<size_t>(positions.size() * 2, 16)), no_entry);
+    const size_t mask = seen.size() - 1;
+    size_t kept = 0;
+    for (size_t first = 0; first < positions.size(); first += batch) {
+        const size_t count = std::min(batch, positions.size() - first);
+        Digest wanted[batch];
+        size_t slots[batch];
+        for (size_t i = 0; i < count; i++) {
+            wanted[i] = digests[positions[first + i]];
+            slots[i] = hash(wanted[i]) & mask;
+            __builtin_prefetch(&seen[slots[i]]);
+        }
+        for (size_t i = 0; i < count; i++) {
+            size_t slot = slots[i];
+            while (seen[slot] != no_entry && digests[seen[slot]] != wanted[i])
+                slot = (slot + 1) & mask;
+            if (seen[slot] != no_entry)
+                continue;
+            seen[slot] = positions[first + i];
+            positions[kept++] = positions[first + i];
+        }
+    }
+    positions.resize(kept);
+}
+
 std::string ChunkIndex::missing(const Packed<Digest> &digests, const std::optional<Packed<uint32_t>> &sizes) const {
     if (digests.size() >= no_entry)
         transfer::throw_invalid(operation, "there are more digests than positions");
+    // A checkpoint's target may be waiting for this; a share is what a thread's start is worth.
+    std::vector<std::vector<uint32_t>> shares((digests.size() + share - 1) / share);
+    {
+        std::shared_lock lock(mutex_);
+        transfer::for_each_index(shares.size() > 1 ? 0 : 1, shares.size(), [&](size_t number) {
+            std::vector<uint32_t> &unknown = shares[number];
+            const size_t begin = number * share, end = std::min(digests.size(), begin + share);
+            look_up_range(digests, begin, end, [&](size_t i, const Digest &digest, uint32_t known) {
+                uint32_t size;
+                if (known == no_entry && !is_zero(digest, sizes, i, size))
+                    unknown.push_back(static_cast<uint32_t>(i));
+            });
+        });
+    }
     std::vector<uint32_t> positions;
-    std::vector<uint32_t> seen; // positions by digest, open addressing, at most half full
-    look_up_all(digests, [&](size_t i, const Digest &digest, uint32_t number) {
-        uint32_t size;
-        if (number == no_entry && !is_zero(digest, sizes, i, size))
-            positions.push_back(static_cast<uint32_t>(i));
-    });
-    seen.assign(std::bit_ceil(std::max<size_t>(positions.size() * 2, 16)), no_entry);
-    const size_t mask = seen.size() - 1;
-    std::erase_if(positions, [&](uint32_t position) {
-        const Digest digest = digests[position];
-        size_t slot = hash(digest) & mask;
-        for (; seen[slot] != no_entry; slot = (slot + 1) & mask)
-            if (digests[seen[slot]] == digest)
-                return true;
-        seen[slot] = position;
-        return false;
-    });
+    for (const std::vector<uint32_t> &unknown : shares)
+        positions.insert(positions.end(), unknown.begin(), unknown.end());
+    keep_first_occurrences(digests, positions);
     return std::string(reinterpret_cast<const char *>(positions.data()), positions.size() * sizeof(uint32_t));
 }
 

@@ -31,7 +31,8 @@ class ChunkIndex {
     // A Location a digest. With `sizes` (one a digest) chunks of zeros of any size are known, else full ones.
     std::string find(const Packed<Digest> &digests, const std::optional<Packed<uint32_t>> &sizes) const;
 
-    // Positions (uint32) of the first occurrences of the digests that are neither known nor of zeros.
+    // Positions (uint32) of the first occurrences of the digests that are neither known nor of zeros. More than 64 Ki
+    // digests are looked up by several threads.
     std::string missing(const Packed<Digest> &digests, const std::optional<Packed<uint32_t>> &sizes) const;
 
     std::string digests() const;
@@ -66,7 +67,9 @@ class ChunkIndex {
     void rebuild_slots(size_t count);
     bool is_zero(const Digest &digest, const std::optional<Packed<uint32_t>> &sizes, size_t i, uint32_t &size) const;
 
-    template <typename Found> void look_up_all(const Packed<Digest> &digests, const Found &found) const;
+    template <typename Found>
+    void look_up_range(const Packed<Digest> &digests, size_t begin, size_t end, const Found &found) const;
+    void keep_first_occurrences(const Packed<Digest> &digests, std::vector<uint32_t> &positions) const;
 
     const uint64_t chunk_bytes_;
     Digest zero_digest_;

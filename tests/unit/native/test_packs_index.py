@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from woodfrog._native import transfer
+from woodfrog.store.records import made_up_records
 
 from . import packing
 from .packing import KIB, PAGE, RECORD, Location, digest
@@ -116,6 +117,22 @@ def test_missing_names_the_first_of_each_unknown_chunk() -> None:
     lengths = [CHUNK_BYTES] * 5 + [777] + [CHUNK_BYTES] * 3 + [777]
     assert packing.numbers(index.missing(digests, packing.sizes(lengths))) == [0, 2, 7]
     assert index.missing(b"") == b""
+
+
+def test_missing_is_the_same_for_so_many_digests_that_several_threads_look_them_up() -> None:
+    generator = random.Random(5)
+    names = [generator.randbytes(32) for _ in range(50_000)]
+    index = transfer.ChunkIndex(CHUNK_BYTES)
+    index.add(0, made_up_records(b"".join(names[:20_000])))
+    wanted = generator.choices(names, k=200_000)
+    known = set(names[:20_000])
+    expected = []
+    for position, one in enumerate(wanted):
+        if one not in known:
+            known.add(one)
+            expected.append(position)
+    assert packing.numbers(index.missing(b"".join(wanted))) == expected
+    assert packing.numbers(index.missing(b"".join(wanted), packing.sizes([CHUNK_BYTES] * len(wanted)))) == expected
 
 
 def test_zeros_are_known_from_the_start() -> None:
