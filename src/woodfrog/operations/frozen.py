@@ -238,7 +238,8 @@ class FrozenTarget:
             taken = self._bring_each(self._resume_one)
             if any(taken):
                 self.control_memory_taken = sum(one or 0 for one in taken)
-            self.control_memory_offered = 0  # the agents have settled it
+            if all(one is not None for one in taken):  # who came back has settled it
+                self.control_memory_offered = 0
         self.resumed_at = time.monotonic()
 
     def _resume_one(self, member: Member) -> int | None:
