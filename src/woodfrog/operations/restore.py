@@ -240,20 +240,20 @@ class Restore(OnOneTarget):
 
     def _refill(self) -> None:
         assert self._data is not None
-        data, manifest = self._data, self._opened.manifest
+        data = self._data
         if not data.parts:
             return
         assert self._arriving is not None
         progress = data.new_progress(whole=True)
         with self.runner.counting("refill", progress):
-            data.refill_from_packs(
-                self._context.arenas,
-                self._rings,
-                manifest.digests,
-                self._arriving,
-                manifest.chunk_bytes,
-                progress,
-            )
+            self._fill(data, self._arriving, progress)
+
+    def _fill(self, data: GpuData, arriving: Arriving, progress: JointProgress) -> None:
+        """The packs' chunks to where the data is to be."""
+        manifest = self._opened.manifest
+        data.refill_from_packs(
+            self._context.arenas, self._rings, manifest.digests, arriving, manifest.chunk_bytes, progress
+        )
 
     def _extract(self) -> None:
         """The CPU side where CRIU can read it, while the GPU's memory is filled."""

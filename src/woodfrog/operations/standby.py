@@ -100,26 +100,12 @@ class Standby(Restore):
         for space in self._rings:
             self._context.arenas.prepare(space.extents, space.user)
 
-    def _refill(self) -> None:
+    def _fill(self, data: GpuData, arriving: Arriving, progress: JointProgress) -> None:
         if self._data_on_gpu:
-            super()._refill()
+            super()._fill(data, arriving, progress)
             return
-        assert self._data is not None
-        data, manifest = self._data, self._opened.manifest
-        if not data.parts:
-            return
-        assert self._arriving is not None
-        progress = data.new_progress(whole=True)
-        with self.runner.counting("refill", progress):
-            fill_arena(
-                data,
-                self._context.arenas,
-                self._rings,
-                manifest.digests,
-                self._arriving,
-                manifest.chunk_bytes,
-                progress,
-            )
+        manifest = self._opened.manifest
+        fill_arena(data, self._context.arenas, self._rings, manifest.digests, arriving, manifest.chunk_bytes, progress)
 
     def _connect(self) -> None:
         """The agents are there, and stay: whoever takes the process shall not wait for that."""

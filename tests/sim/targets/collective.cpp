@@ -9,6 +9,8 @@
 // and again, and each has a second thread that does nothing but ask. With `graph` a step is one graph launch.
 // Rank 0 prints "step N errors E"; on SIGTERM to the first process all ranks stop at the same step, it prints
 // "done steps N errors E", and everybody exits with 0 if nothing was wrong.
+#include "descriptors.hpp"
+
 #include <cuda.h>
 
 #include <atomic>
@@ -61,34 +63,12 @@ void say(const std::string &line) {
 }
 
 void send_fd(int socket, int fd) {
-    char byte = 'f';
-    iovec part{&byte, 1};
-    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-    msghdr message{};
-    message.msg_iov = &part;
-    message.msg_iovlen = 1;
-    message.msg_control = control;
-    message.msg_controllen = sizeof(control);
-    cmsghdr *header = CMSG_FIRSTHDR(&message);
-    header->cmsg_level = SOL_SOCKET;
-    header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(sizeof(int));
-    memcpy(CMSG_DATA(header), &fd, sizeof(int));
-    must(sendmsg(socket, &message, 0) == 1, "sendmsg");
+    must(descriptors::send(socket, fd), "sendmsg");
 }
 
 int receive_fd(int socket) {
-    char byte = 0;
-    iovec part{&byte, 1};
-    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-    msghdr message{};
-    message.msg_iov = &part;
-    message.msg_iovlen = 1;
-    message.msg_control = control;
-    message.msg_controllen = sizeof(control);
-    must(recvmsg(socket, &message, MSG_CMSG_CLOEXEC) == 1 && CMSG_FIRSTHDR(&message) != nullptr, "recvmsg");
-    int fd = -1;
-    memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof(int));
+    const int fd = descriptors::receive(socket);
+    must(fd >= 0, "recvmsg");
     return fd;
 }
 

@@ -27,6 +27,7 @@
 //     K event TO | wait FROM     an event between processes
 //     K multicast NAME           cuMulticastCreate
 //     K pid
+#include "descriptors.hpp"
 #include "orders.hpp"
 
 #include <cuda.h>
@@ -88,36 +89,14 @@ void write_line(int socket, const std::string &line) {
 }
 
 void send_fd(int socket, int fd) {
-    char byte = 'f';
-    iovec part{&byte, 1};
-    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-    msghdr message{};
-    message.msg_iov = &part;
-    message.msg_iovlen = 1;
-    message.msg_control = control;
-    message.msg_controllen = sizeof(control);
-    cmsghdr *header = CMSG_FIRSTHDR(&message);
-    header->cmsg_level = SOL_SOCKET;
-    header->cmsg_type = SCM_RIGHTS;
-    header->cmsg_len = CMSG_LEN(sizeof(int));
-    memcpy(CMSG_DATA(header), &fd, sizeof(int));
-    if (sendmsg(socket, &message, 0) != 1)
+    if (!descriptors::send(socket, fd))
         throw Failed{"sendmsg"};
 }
 
 int receive_fd(int socket) {
-    char byte = 0;
-    iovec part{&byte, 1};
-    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-    msghdr message{};
-    message.msg_iov = &part;
-    message.msg_iovlen = 1;
-    message.msg_control = control;
-    message.msg_controllen = sizeof(control);
-    if (recvmsg(socket, &message, MSG_CMSG_CLOEXEC) != 1 || CMSG_FIRSTHDR(&message) == nullptr)
+    const int fd = descriptors::receive(socket);
+    if (fd < 0)
         throw Failed{"recvmsg"};
-    int fd = -1;
-    memcpy(&fd, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof(int));
     return fd;
 }
 
