@@ -144,6 +144,13 @@ class Targets:
             )
         return result
 
+    def waiting(self) -> Iterator[tuple[str, Key, Notes]]:
+        """Targets that do not run: their state, their key, and what is noted of them."""
+        for key, notes in list(self.suspended.items()):
+            yield TargetState.STANDBY if notes.hold else TargetState.SUSPENDED, key, notes
+        for key, notes in list(self.frozen.items()):
+            yield TargetState.FROZEN, key, notes
+
     def forget_dead(self) -> list[Notes]:
         """Suspended targets whose process has ended; they are out of the table now."""
         dead = [key for key, notes in list(self.suspended.items()) if not notes.alive]
@@ -151,12 +158,10 @@ class Targets:
 
     def _known(self) -> list[Resolved]:
         rows: dict[Key, Resolved] = {}
-        for waiting, table in ((TargetState.SUSPENDED, self.suspended), (TargetState.FROZEN, self.frozen)):
-            for key, notes in list(table.items()):
-                state = TargetState.STANDBY if notes.hold and waiting == TargetState.SUSPENDED else waiting
-                if notes.alive:
-                    members = tuple((one.pid, one.start_ticks) for one in notes.gpu_processes)
-                    rows[key] = Resolved(notes.name, notes.pid, notes.start_ticks, notes.root_pid, state, members)
+        for state, key, notes in self.waiting():
+            if notes.alive:
+                members = tuple((one.pid, one.start_ticks) for one in notes.gpu_processes)
+                rows[key] = Resolved(notes.name, notes.pid, notes.start_ticks, notes.root_pid, state, members)
         for link in self._agents.links().values():
             with contextlib.suppress(WoodfrogError):
                 identity = link.identity

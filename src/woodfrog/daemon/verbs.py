@@ -300,11 +300,8 @@ class Verbs:
 
     def _require_running(self, target: Resolved, verb: str) -> None:
         """Asked again once the target's turn has come: the operation before may have suspended it."""
-        targets = self._node.targets
-        for waiting, table in ((TargetState.SUSPENDED, targets.suspended), (TargetState.FROZEN, targets.frozen)):
-            notes = table.get(target.key)
-            if notes is not None:
-                state = TargetState.STANDBY if notes.hold and waiting == TargetState.SUSPENDED else waiting
+        for state, key, _ in self._node.targets.waiting():
+            if key == target.key:
                 raise RefusedError(
                     f"{target.name} (process {target.pid}) is {state}; {verb} needs it running",
                     advice=f"woodfrog resume {target.name}",

@@ -13,7 +13,7 @@ import pytest
 from product import Product
 from sharer import Sharer
 
-from woodfrog.errors import TargetLostError, TargetState, WoodfrogError
+from woodfrog.errors import RefusedError, TargetLostError, TargetState, WoodfrogError
 from woodfrog.image.repository import ImageRepository
 
 VALUES = {0: 11, 1: 22, 2: 33}
@@ -72,6 +72,8 @@ def test_a_job_runs_on_after_a_checkpoint_and_comes_back_from_its_image(product:
         assert len(manifest.shared) == 2
     second = product.checkpoint(job.process, stop=True)
     assert second["parent"] == result["image"]
+    with pytest.raises(RefusedError, match="of a job, 3 of whose processes use GPUs"):
+        product.call("standby", image=second["image"], store=str(product.store_path))
     again = restored(product, job, second["image"])
     check(again)
     for worker in range(3):
