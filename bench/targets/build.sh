@@ -88,6 +88,14 @@ runtime_target() {
     mv "$out/$name.new" "$out/$name"
 }
 
+# switch_library : libdriver_calls.so, which targets load to compare calls with and without interposer
+switch_library() {
+    local sources=("$here/driver_calls.cpp" "$here/../../native/interpose/elf_lookup.cpp")
+    fresh "$out/libdriver_calls.so" "${sources[@]}" && return 0
+    "$cxx" -std=c++20 -O2 -g -fPIC -shared "${warnings[@]}" -o "$out/libdriver_calls.so.new" "${sources[@]}" -ldl || return 1
+    mv "$out/libdriver_calls.so.new" "$out/libdriver_calls.so"
+}
+
 build() {
     local name=$2
     if "$@"; then echo "built $out/$name"; else failed+=("$name"); fi
@@ -98,6 +106,7 @@ build driver_target fill_state fill_state_kernels
 build driver_target launch_loop launch_loop_kernels "$here" "$here/../../native/interpose/elf_lookup.cpp"
 build driver_target alloc_churn
 build driver_target allocation_calls "" "$here/../../tests/gpu/programs"
+build switch_library driver_calls
 build runtime_target md shared
 build runtime_target heat static
 

@@ -14,6 +14,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import driver_calls
 import protocol
 import transformer
 from cuda_graph import captured
@@ -130,6 +131,7 @@ class Decoder:
 def main() -> None:
     parser = protocol.parser(__doc__ or "", steps=500, state_gib=4.0)
     parser.add_argument("--batch", type=int, default=4, help="sequences decoded at once")
+    parser.add_argument("--alternate", type=int, default=0, help="past the interposer every so many steps")
     arguments = parser.parse_args()
     protocol.set_environment()
     log = protocol.Log(arguments.log, arguments.pace_ms, arguments.hold)
@@ -143,19 +145,22 @@ def main() -> None:
     with torch.inference_mode():
         decoder = Decoder(shape, device, arguments.seed)
         next_token = captured(decoder.step, device)
+        alternating = driver_calls.Alternating(arguments.alternate)
         log.start(
             "decode_graphs",
             decoder.state_bytes(),
+            places=alternating.places,
             width=shape.width,
             layers=shape.layers,
             positions=shape.positions,
             tokens_per_step=shape.batch,
         )
         for _ in range(arguments.steps):
+            alternating.begin()
             next_token()
             tokens = decoder.token.tolist()
             logits = [protocol.float_bits(v) for v in decoder.logit.tolist()]
-            log.step("-".join(f"{t}:{v}" for t, v in zip(tokens, logits, strict=True)))
+            log.step("-".join(f"{t}:{v}" for t, v in zip(tokens, logits, strict=True)), **alternating.end())
         cache = decoder.cache.view(torch.int16).sum(dtype=torch.int64)
     log.done(hashlib.sha256(f"{int(cache)} {decoder.position.tolist()}".encode()).hexdigest())
 

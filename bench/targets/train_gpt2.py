@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+import driver_calls
 import protocol
 import saving
 
@@ -54,6 +55,7 @@ def main() -> None:
     parser.add_argument("--warm-up", type=int, default=2, help="steps before the first logged one")
     parser.add_argument("--save", choices=("none", "torch", "async"), default="none", help="at SIGUSR2 (saving.py)")
     parser.add_argument("--save-to", default="", metavar="FOLDER", help="where to")
+    parser.add_argument("--alternate", type=int, default=0, help="past the interposer every so many steps")
     arguments = parser.parse_args()
     protocol.set_environment()
     log = protocol.Log(arguments.log, arguments.pace_ms, arguments.hold)
@@ -103,6 +105,7 @@ def main() -> None:
         step()
     parameters = sum(p.numel() for p in model.parameters())
     reserved = torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
+    alternating = driver_calls.Alternating(arguments.alternate)
     log.start(
         "train_gpt2",
         parameters * BYTES_PER_PARAMETER,
@@ -110,11 +113,14 @@ def main() -> None:
         layers=layers,
         width=width,
         reserved_bytes=reserved,
+        places=alternating.places,
         tokens_per_step=arguments.batch * arguments.sequence,
     )
     saver = saving.Saver(arguments.save, arguments.save_to, model, optimizer, log)
     for _ in range(arguments.steps):
-        log.step(protocol.float_bits(step()))
+        alternating.begin()
+        loss = step()
+        log.step(protocol.float_bits(loss), **alternating.end())
         saver.between_steps()
 
     tensors: list[torch.Tensor] = list(model.parameters())
