@@ -55,6 +55,16 @@ def context() -> Iterator[None]:
         driver.cuDevicePrimaryCtxRelease(device)
 
 
+def free_gpu_bytes() -> int:
+    """Free memory of the current context's GPU."""
+    from cuda.bindings import driver
+
+    error, free_bytes, _ = driver.cuMemGetInfo()
+    if error != driver.CUresult.CUDA_SUCCESS:
+        raise DriverError(f"cuMemGetInfo gave {error.name} ({int(error)})")
+    return int(free_bytes)
+
+
 @contextmanager
 def populated_memory(size_bytes: int) -> Iterator[int]:
     """Anonymous host memory, in huge pages where the kernel gives them, touched by several threads; its address."""

@@ -105,6 +105,7 @@ build driver_target driver_api driver_api_kernels
 build driver_target fill_state fill_state_kernels
 build driver_target launch_loop launch_loop_kernels "$here" "$here/../../native/interpose/elf_lookup.cpp"
 build driver_target alloc_churn
+build driver_target handover_calls
 build driver_target allocation_calls "" "$here/../../tests/gpu/programs"
 build switch_library driver_calls
 build runtime_target md shared
