@@ -263,12 +263,14 @@ for name in $stages; do
         sharing) bench sharing 280 30 ;;
         trace)
             # What the driver does to a process of ours that is none of woodfrog's, and to PyTorch, as pages.
-            stage trace 150 env python="$python" work="$work" bash -c '
-                traced() { "$python" -m woodfrog trace --json --html "$OUT/$1.html" "${@:2}" > "$OUT/$1.json"; }
+            stage trace "${TRACE_S:-200}" env python="$python" work="$work" bash -c '
+                traced() { "$python" -m woodfrog trace --json --html "$OUT/$1.html" "${@:2}" > "$OUT/$1.json" || failed=1; }
+                failed=0
                 traced trace_state --after 8s -- "${WOODFROG_BENCH_BINARIES:-build/bench}/fill_state" --state-gib "${TRACE_GIB:-16}" --log "$work/trace.jsonl"
                 traced trace_helped --help-driver --after 8s -- "${WOODFROG_BENCH_BINARIES:-build/bench}/fill_state" --state-gib "${TRACE_GIB:-16}" --log "$work/trace.jsonl"
                 [[ ${QUICK:-0} == 1 ]] ||
                     traced trace_torch --after 15s -- "$python" bench/targets/train_gpt2.py --steps 1000000 --state-gib 0.5 --log "$work/trace.jsonl"
+                exit "$failed"
                 '
             ;;
         store) bench store 280 60 --disk "${STORE_DISK:-$repository/build/bench-disk}" ;;
