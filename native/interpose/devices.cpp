@@ -24,9 +24,6 @@ bool left_to_driver() {
 }
 
 void ask(CUdevice device, DeviceFacts &facts) {
-    CUuuid uuid{};
-    if (WF_REAL(cuDeviceGetUuid_v2)(&uuid, device) == CUDA_SUCCESS)
-        memcpy(facts.uuid, uuid.bytes, sizeof(facts.uuid));
     if (WF_REAL(cuDeviceTotalMem_v2)(&facts.total_bytes, device) != CUDA_SUCCESS)
         facts.total_bytes = 0;
     facts.rdma = attribute(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, device);

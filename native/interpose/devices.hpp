@@ -1,4 +1,5 @@
-// What a device can do, asked once.
+// What a device can do, asked once. It stays true when a restore puts another GPU behind the ordinal: the driver
+// restores onto GPUs of the same chip only.
 #pragma once
 
 #include "driver.hpp"
@@ -11,7 +12,6 @@ struct DeviceFacts {
     std::atomic<bool> rdma{false}; // memory made by cuMemCreate can be used for GPUDirect RDMA
     size_t granularity_bytes = 0;  // minimum for cuMemCreate and cuMemMap; 2 MiB on today's GPUs
     size_t total_bytes = 0;
-    unsigned char uuid[16] = {};
 };
 
 // Never fails: a device that cannot be asked is one that we do not own memory on. Ordinals from 64 on are not known

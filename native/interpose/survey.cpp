@@ -77,7 +77,9 @@ SurveyResult take_survey() {
     }
     bool shared = under_mps();
     for (auto &[ordinal, device] : devices) {
-        memcpy(device.uuid, device_facts(ordinal).uuid, sizeof(device.uuid));
+        CUuuid uuid{}; // asked each time: a restore may have put another GPU behind the ordinal
+        if (WF_REAL(cuDeviceGetUuid_v2)(&uuid, ordinal) == CUDA_SUCCESS)
+            memcpy(device.uuid, uuid.bytes, sizeof(device.uuid));
         shared = shared || is_mig(ordinal);
         result.devices.push_back(device);
     }

@@ -33,6 +33,7 @@ from woodfrog.image.repository import ImageRepository
 from woodfrog.results import (
     CheckpointResult,
     ImageInfo,
+    MigrateResult,
     RestoreResult,
     ResumeResult,
     StandbyResult,
@@ -46,6 +47,7 @@ from woodfrog.store.open import default_place
 __all__ = [
     "CheckpointResult",
     "ImageInfo",
+    "MigrateResult",
     "RestoreResult",
     "ResumeResult",
     "StandbyResult",
@@ -58,6 +60,7 @@ __all__ = [
     "end_standby",
     "images",
     "inspect",
+    "migrate",
     "open_image",
     "ps",
     "restore",
@@ -253,7 +256,7 @@ def restore(
     store, image = _place_of(image, store)
     params = {
         "image": image,
-        "gpu_map": {str(there): str(here) for there, here in (gpu_map or {}).items()},
+        "gpu_map": _gpu_map(gpu_map),
         "mode": mode,
         "store": _store(store),
         "verify": verify,
@@ -278,7 +281,7 @@ def standby(
     store, image = _place_of(image, store)
     params = {
         "image": image,
-        "gpu_map": {str(there): str(here) for there, here in (gpu_map or {}).items()},
+        "gpu_map": _gpu_map(gpu_map),
         "store": _store(store),
         "hold": hold,
         "count": count,
@@ -311,9 +314,32 @@ def suspend(
     return _call("suspend", params, on_event, SuspendResult)
 
 
-def resume(target: Target | int | str, *, on_event: OnEvent | None = None) -> ResumeResult:
-    """Give a suspended target its GPU memory back; it goes on where it was."""
-    return _call("resume", {"target": _target(target)}, on_event, ResumeResult)
+def resume(
+    target: Target | int | str, *, gpu_map: Mapping[str, str] | None = None, on_event: OnEvent | None = None
+) -> ResumeResult:
+    """Give a suspended target its GPU memory back; it goes on where it was. `gpu_map`: on other GPUs than it left, as
+    for `migrate`."""
+    return _call("resume", {"target": _target(target), "gpu_map": _gpu_map(gpu_map)}, on_event, ResumeResult)
+
+
+def migrate(
+    target: Target | int | str,
+    gpu_map: Mapping[str, str],
+    *,
+    precopy: bool = False,
+    timeout: float = DEFAULT_TIMEOUT_S,
+    on_event: OnEvent | None = None,
+) -> MigrateResult:
+    """Move a running target to other GPUs of this machine; its processes stay. `gpu_map`: GPU that it is on → GPU that
+    it goes to, each a UUID or an ordinal (on the left: counted through those that the target uses). GPUs that are not
+    named stay. `precopy`: its memory is copied while it still runs, and again what it has changed since."""
+    params = {
+        "target": _target(target),
+        "gpu_map": _gpu_map(gpu_map),
+        "precopy": precopy,
+        "timeout_s": float(timeout),
+    }
+    return _call("migrate", params, on_event, MigrateResult)
 
 
 def switch(
@@ -423,6 +449,10 @@ def rm(reference: str, *, store: StorePath = None) -> str:
 def _call(verb: str, params: dict[str, Any], on_event: OnEvent | None, kind: type[_Result]) -> _Result:
     with ensure_daemon() as client:
         return msgspec.convert(client.call(verb, params, on_event), kind)
+
+
+def _gpu_map(gpu_map: Mapping[str, str] | None) -> dict[str, str]:
+    return {str(there): str(here) for there, here in (gpu_map or {}).items()}
 
 
 def _targets(client: Client) -> list[TargetInfo]:

@@ -119,6 +119,22 @@ class ResumeResult(_Jsonable):
 
 
 @dataclass(frozen=True)
+class MigrateResult(_Jsonable):
+    """A target that runs on other GPUs now. `gpu_map`: UUIDs of the GPUs that it was on → of those that it is on."""
+
+    pid: int = 0
+    name: str = ""
+    state: str = ""
+    gpu_map: dict[str, str] = field(default_factory=dict)
+    bytes: int = 0  # of GPU memory that moved
+    copied_bytes: int = 0  # of it: while the target waited
+    precopied_bytes: list[int] = field(default_factory=list)  # in each round before
+    stall_s: float = 0.0
+    phases: dict[str, float] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
 class SwitchResult(_Jsonable):
     """`out_` has name, pid, state, level, bytes and stall_s of the target that left, `in_` name, pid, state and bytes
     of the one that came. `overlapped`: both directions of the bus were in use at once."""

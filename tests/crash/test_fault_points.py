@@ -108,7 +108,7 @@ def test_the_list_of_fault_points_is_what_an_operation_passes(
     make_product: Callable[..., Product], tmp_path: Path, way: str
 ) -> None:
     trace = tmp_path / "trace"
-    product = make_product(environment={"WOODFROG_FAULTS_TRACE": str(trace)})
+    product = make_product(environment={"WOODFROG_FAULTS_TRACE": str(trace), "WOODFROG_SIMGPU_DEVICES": "2"})
     target = product.run()
     image = product.checkpoint(target, stop=way != "checkpoint")["image"]
     if way != "checkpoint":
@@ -120,7 +120,8 @@ def test_the_list_of_fault_points_is_what_an_operation_passes(
         product.call("resume", target=target.pid)
         product.call("suspend", target=target.pid)
         product.call("switch", **{"out": product.run().pid, "in": target.pid})
-    passed = {line for line in trace.read_text().splitlines() if not line.startswith("store.")}
+        product.call("migrate", target=target.pid, gpu_map={"0": "1"}, precopy=True)
+    passed = {line for line in trace.read_text().splitlines() if not line.startswith(("store.", "precopy."))}
     wanted = {point for point in fault_points("checkpoint") if point.split(".")[1] in WAYS[way][1]}
     if way != "checkpoint":
         wanted |= {point for operation in PHASES if operation != "checkpoint" for point in fault_points(operation)}

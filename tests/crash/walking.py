@@ -6,6 +6,7 @@ data is there). Never neither, and never a half image that is accepted.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from product import Product, Stepper
 
-from woodfrog.errors import NoDaemonError, WoodfrogError
+from woodfrog.errors import NoDaemonError, RefusedError, WoodfrogError
 from woodfrog.operations.fault_points import PHASES
 
 # What each way through an operation passes; the others of its phases belong to another way.
@@ -30,6 +31,9 @@ WAYS: dict[str, tuple[str, tuple[str, ...]]] = {
     "checkpoint with precopy": ("checkpoint", ("precopy",)),  # its other phases are those of "checkpoint"
     "suspend": ("suspend", PHASES["suspend"]),
     "resume": ("resume", PHASES["resume"]),
+    "resume elsewhere": ("resume", ("refill", "control", "commit")),  # the rest is that of a resume
+    "migrate": ("migrate", tuple(phase for phase in PHASES["migrate"] if phase != "precopy")),
+    "migrate with precopy": ("migrate", ("precopy", "allocate")),
     "restore": ("restore", PHASES["restore"]),
     # Where they are other than a restore and a resume; and of data in GPU memory, than of data in the arena.
     "standby": ("standby", ("allocate", "refill", "connect", "commit")),
@@ -39,6 +43,7 @@ WAYS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
+RESUMES = ("resume", "resume elsewhere")
 FROM_IMAGE = tuple(way for way, (operation, _) in WAYS.items() if operation in ("restore", "standby", "take"))
 
 
@@ -66,7 +71,11 @@ def points(way: str, before: str, after: str, phases: Iterable[str] | None = Non
 def environment(faults: Sequence[Point], state: Path) -> dict[str, str]:
     """What makes the daemon fail at each of these points, once."""
     state.mkdir(exist_ok=True)
-    return {"WOODFROG_FAULTS": ",".join(map(str, faults)), "WOODFROG_FAULTS_STATE": str(state)}
+    return {
+        "WOODFROG_FAULTS": ",".join(map(str, faults)),
+        "WOODFROG_FAULTS_STATE": str(state),
+        "WOODFROG_SIMGPU_DEVICES": "2",
+    }
 
 
 def fired(state: Path) -> int:
@@ -125,9 +134,9 @@ class Walker:
         if not self.target.alive:  # a stop that had passed its commit point
             self.target = self.product.run("--idle-kib", "2048", "--pace-us", "2000")
         state = self._state()
-        if way == "resume" and state == "running":
+        if way in RESUMES and state == "running":
             self.product.call("suspend", target=self.target.pid)
-        if way != "resume" and state == "suspended":
+        if way not in RESUMES and state == "suspended":
             self.product.call("resume", target=self.target.pid)
 
     def attempt(self, way: str) -> None:
@@ -138,10 +147,21 @@ class Walker:
             self.target = self.product.restore(self.image, self.target.log)
         elif way in ("suspend", "resume"):
             self.product.call(way, target=self.target.pid)
+        elif way == "resume elsewhere" or way.startswith("migrate"):
+            self._go_elsewhere(way)
         else:
             self.product.checkpoint(
                 self.target, stop=way == "checkpoint and stop", precopy=way == "checkpoint with precopy"
             )
+
+    def _go_elsewhere(self, way: str) -> None:
+        """To whichever of the two GPUs it is not on."""
+        verb, options = way.split()[0], {"precopy": True} if way.endswith("precopy") else {}
+        for gpu in ("1", "0"):
+            with contextlib.suppress(RefusedError):  # it is there already
+                self.product.call(verb, target=self.target.pid, gpu_map={"0": gpu}, **options)
+                return
+        raise AssertionError("it can go to neither GPU")
 
     def _fill_pool(self, way: str) -> None:
         hold = "device" if way.endswith("device memory") else "host"
@@ -160,7 +180,7 @@ class Walker:
             assert self._newest_image_is_of(self.target), f"neither target nor image after {failure}"
             return
         if state == "suspended":
-            assert way in ("suspend", "resume")
+            assert way == "suspend" or way in RESUMES
             return
         assert state == "running", f"the target is {state} after {failure}"
         self.target.wait_steps(1)

@@ -51,12 +51,14 @@ std::vector<Device> remapped(const GpuPairs &pairs) {
     std::map<std::string, CUuuid> table;
     for (const auto &[from, to] : pairs)
         table[text_of(from)] = to;
+    // As on a real driver, every GPU of the machine must be listed, whichever the process sees.
+    for (int index = 0; index < config().device_count; ++index) {
+        if (!table.contains(text_of(uuid_of_index(index))))
+            return {};
+    }
     std::map<int, int> taken;
     for (Device &device : result) {
-        auto it = table.find(text_of(uuid_of_index(device.index)));
-        if (it == table.end())
-            return {}; // every device of the process must be listed
-        device.index = index_of_uuid(it->second);
+        device.index = index_of_uuid(table.at(text_of(uuid_of_index(device.index))));
         if (device.index < 0 || taken[device.index]++ > 0)
             return {};
     }

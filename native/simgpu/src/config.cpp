@@ -76,6 +76,10 @@ Config read_config() {
         c.multicast = std::string_view(v) == "1";
     if (const char *v = std::getenv("CUDA_VISIBLE_DEVICES"))
         c.visible = v;
+    if (const char *v = std::getenv("CUDA_DEVICE_ORDER"))
+        c.pci_order = std::string_view(v) == "PCI_BUS_ID";
+    if (const char *v = std::getenv("WOODFROG_SIMGPU_FASTEST"))
+        c.last_is_fastest = std::string_view(v) == "last";
     if (const char *v = std::getenv("WOODFROG_SIMGPU_FAIL"))
         c.failures = v;
     if (const char *v = std::getenv("WOODFROG_SIMGPU_LATENCY_MS"))

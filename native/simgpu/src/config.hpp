@@ -24,6 +24,8 @@ struct Config {
     bool multicast = false;             // whether multicast objects can be made
     std::string machine;                // "" or a name: devices of different machines share no memory
     std::optional<std::string> visible; // CUDA_VISIBLE_DEVICES
+    bool pci_order = false;             // CUDA_DEVICE_ORDER
+    bool last_is_fastest = false;       // without it the devices are numbered from the last one on
     std::string failures;               // "checkpoint:1,restore:2:1" or "@/path/of/a/file/with/that"
     std::string latencies;              // "lock:5,checkpoint:200" in milliseconds
 };

@@ -20,6 +20,14 @@ std::string uuid_text(const CUuuid &uuid) {
     return text;
 }
 
+// The physical device that is number `ordinal` before CUDA_VISIBLE_DEVICES; -1 when there is none.
+int index_of_ordinal(int ordinal) {
+    if (ordinal >= config().device_count)
+        return -1;
+    const bool backwards = config().last_is_fastest && !config().pci_order;
+    return backwards ? config().device_count - 1 - ordinal : ordinal;
+}
+
 // One entry of CUDA_VISIBLE_DEVICES; -1 when it names nothing. A UUID may be shortened as long as it is unique.
 int index_of_entry(const std::string &entry) {
     if (entry.rfind("GPU-", 0) == 0) {
@@ -41,7 +49,7 @@ int index_of_entry(const std::string &entry) {
             return -1;
         index = index * 10 + (c - '0');
     }
-    return index < config().device_count ? index : -1;
+    return index_of_ordinal(index);
 }
 
 const std::unordered_map<int, int> &attribute_table() {
@@ -115,8 +123,8 @@ std::vector<Device> &devices() {
 void initialise_devices() {
     auto &list = devices();
     if (!config().visible) {
-        for (int index = 0; index < config().device_count; ++index)
-            list.push_back({index});
+        for (int ordinal = 0; ordinal < config().device_count; ++ordinal)
+            list.push_back({index_of_ordinal(ordinal)});
         return;
     }
     // The first entry that names nothing, or a device named before, ends the list, as CUDA documents it.
@@ -129,10 +137,11 @@ void initialise_devices() {
             entry.erase(0, 1);
         while (!entry.empty() && entry.back() == ' ')
             entry.pop_back();
-        int index = index_of_entry(entry);
+        const bool mig = entry.rfind("MIG-", 0) == 0; // MIG-GPU-UUID, of any instance
+        int index = index_of_entry(mig ? entry.substr(4) : entry);
         if (index < 0 || device_with_index(index) >= 0)
             break;
-        list.push_back({index});
+        list.push_back({index, mig});
     }
 }
 

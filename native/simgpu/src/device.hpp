@@ -16,6 +16,7 @@ namespace simgpu {
 
 struct Device {
     int index = 0;
+    bool mig = false; // stands for a MIG instance on it, in its name at least
 };
 
 // All that are visible. Filled by initialise_devices() and stable in length afterwards.

@@ -50,8 +50,8 @@ CUresult CUDAAPI cuDeviceGet(CUdevice *device, int ordinal) {
 CUresult CUDAAPI cuDeviceGetName(char *name, int length, CUdevice device) {
     return call([&] {
         require(name != nullptr && length > 0);
-        device_at(device);
-        std::snprintf(name, static_cast<size_t>(length), "woodfrog simulated GPU");
+        const bool mig = device_at(device).mig;
+        std::snprintf(name, static_cast<size_t>(length), "woodfrog simulated GPU%s", mig ? " MIG 1g.10gb" : "");
     });
 }
 

@@ -17,6 +17,7 @@ from woodfrog.cli import (
     images,
     inspect,
     kernels,
+    migrate,
     prune,
     ps,
     pull,
@@ -69,6 +70,7 @@ app.command("standby")(standby.standby)
 app.command("suspend")(suspend.suspend)
 app.command("switch")(switch.switch)
 app.command("resume")(resume.resume)
+app.command("migrate")(migrate.migrate)
 app.command("images")(images.images)
 app.command("inspect")(inspect.inspect)
 app.command("verify")(verify.verify)

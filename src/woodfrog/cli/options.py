@@ -36,3 +36,21 @@ ImageArgument = Annotated[
 CompressOption = Annotated[
     str, typer.Option("--compress", metavar="METHOD", help="auto, none, lz4, zstd or zstd:LEVEL.")
 ]
+GpuOption = Annotated[
+    list[str] | None,
+    typer.Option("--gpu", metavar="[THERE=]HERE", help="GPU to go to: ordinal or UUID; repeat for several."),
+]
+
+
+def gpu_mapping(options: list[str]) -> dict[str, str]:
+    """--gpu as a map: `THERE=HERE`, or `HERE` for the GPUs of the image or target in order of their ordinals there."""
+    from woodfrog.errors import UsageError
+
+    mapping: dict[str, str] = {}
+    for index, option in enumerate(options):
+        there, equals, here = option.rpartition("=")
+        there = there if equals else str(index)
+        if not there or not here or there in mapping:
+            raise UsageError(f"--gpu {option!r} is not HERE or THERE=HERE, or names a GPU twice")
+        mapping[there] = here
+    return mapping

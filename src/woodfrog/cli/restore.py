@@ -7,15 +7,12 @@ from typing import Annotated
 import typer
 
 from woodfrog.cli import output
-from woodfrog.cli.options import ImageArgument, JsonOption, StoreOption
+from woodfrog.cli.options import GpuOption, ImageArgument, JsonOption, StoreOption, gpu_mapping
 
 
 def restore(
     image: ImageArgument,
-    gpu: Annotated[
-        list[str] | None,
-        typer.Option("--gpu", metavar="[THERE=]HERE", help="GPU to restore onto: ordinal or UUID; repeat for several."),
-    ] = None,
+    gpu: GpuOption = None,
     mode: Annotated[str, typer.Option("--mode", help="When the target runs again; this version has: eager.")] = "eager",
     verify: Annotated[bool, typer.Option("--verify", help="Hash the memory again once it is in place.")] = False,
     standby: Annotated[
@@ -45,17 +42,3 @@ def restore(
         taken = f", taken from standby ({details.standby})" if details.standby else ""
         size = human_bytes(details.bytes)
         output.say(f"{target.name}: pid {target.pid}, {size}{taken}{checked}; output in {target.log}")
-
-
-def gpu_mapping(options: list[str]) -> dict[str, str]:
-    """--gpu as a map: `THERE=HERE`, or `HERE` for the GPUs of the image in order of their ordinals there."""
-    from woodfrog.errors import UsageError
-
-    mapping: dict[str, str] = {}
-    for index, option in enumerate(options):
-        there, equals, here = option.rpartition("=")
-        there = there if equals else str(index)
-        if not there or not here or there in mapping:
-            raise UsageError(f"--gpu {option!r} is not HERE or THERE=HERE, or names a GPU twice")
-        mapping[there] = here
-    return mapping

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from woodfrog.cli import completion, output
-from woodfrog.cli.options import JsonOption, StoreOption
-from woodfrog.cli.restore import gpu_mapping
+from woodfrog.cli.options import GpuOption, JsonOption, StoreOption, gpu_mapping
 
 if TYPE_CHECKING:
     from woodfrog.results import TargetInfo
@@ -26,10 +25,7 @@ def standby(
         str,
         typer.Option("--hold", help="Where the data waits: host (taking costs a copy) or device (a remap)."),
     ] = "host",
-    gpu: Annotated[
-        list[str] | None,
-        typer.Option("--gpu", metavar="[THERE=]HERE", help="GPU to restore onto: ordinal or UUID; repeat for several."),
-    ] = None,
+    gpu: GpuOption = None,
     listing: Annotated[bool, typer.Option("--list", help="List the pool.")] = False,
     end: Annotated[bool, typer.Option("--end", help="End those of IMAGE, the one with that pid, or all.")] = False,
     store: StoreOption = None,

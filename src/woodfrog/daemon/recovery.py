@@ -33,6 +33,7 @@ from woodfrog.operations.context import Context
 from woodfrog.operations.dump_folder import folder_of, remove_abandoned
 from woodfrog.operations.frozen import FrozenTarget
 from woodfrog.operations.members import AGENT_TIMEOUT_S
+from woodfrog.operations.migrate import MIGRATE, retreat
 from woodfrog.operations.notes import WARM, Notes, Record, read_notes, suspend_key, target_key
 from woodfrog.operations.resume import suspend_driver
 from woodfrog.operations.space import Space
@@ -123,8 +124,11 @@ class Recovery:
     def _bring_back(self, notes: Notes, fds: Sequence[int]) -> None:
         frozen = FrozenTarget(self._context, notes)
         frozen.record = Record(self._keeper, target_key(notes.pid, notes.start_ticks), exists=True)
-        frozen.fds = [os.dup(fd) for fd in fds]
+        first = max(0, notes.memory_from - 1)  # `fds` are those behind the notes
+        frozen.fds = [os.dup(fd) for fd in fds[first : first + len(notes.handles)]]
         try:
+            if notes.operation == MIGRATE and not notes.memory_from:
+                retreat(frozen)
             frozen.bring_back()
         finally:
             frozen.close()
@@ -158,7 +162,7 @@ class Recovery:
             return
         if notes.level != WARM:
             # A resume may have been cut off after the driver's half.
-            suspend_driver(FrozenTarget(self._context, notes))
+            suspend_driver(FrozenTarget(self._context, notes), lambda: record.update(notes))
 
     def _runs(self, notes: Notes) -> bool:
         """Whether a resume had come to its end."""

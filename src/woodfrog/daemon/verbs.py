@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from woodfrog.daemon.node import Node
 from woodfrog.daemon.server import Call, Verb, optional, refuse_unknown, required
 from woodfrog.daemon.targets import Resolved
-from woodfrog.errors import NotFoundError, RefusedError, TargetState, UsageError, WoodfrogError
+from woodfrog.errors import RefusedError, TargetState, UsageError, WoodfrogError
 from woodfrog.image.writer import parse_compression
 from woodfrog.operations import room
 from woodfrog.operations.checkpoint import Checkpoint, CheckpointRequest
 from woodfrog.operations.concurrent import check_way
 from woodfrog.operations.manifest import version
+from woodfrog.operations.migrate import Migrate, MigrateRequest
 from woodfrog.operations.notes import COLD, HOLD_HOST, WARM
+from woodfrog.operations.placement import resolve
 from woodfrog.operations.restore import Restore, RestoreRequest
 from woodfrog.operations.resume import Resume, ResumeRequest
 from woodfrog.operations.suspend import Suspend, SuspendRequest
 from woodfrog.operations.switch import Switch, SwitchRequest
 from woodfrog.target.identity import ProcessHandle
+
+if TYPE_CHECKING:
+    from woodfrog.image.manifest import Manifest
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +67,7 @@ class Verbs:
             "suspend": self.suspend,
             "resume": self.resume,
             "switch": self.switch,
+            "migrate": self.migrate,
             "wait": self.wait,
             "arena": self.arena,
             "doctor": self.doctor,
@@ -123,7 +128,7 @@ class Verbs:
         request = RestoreRequest(
             image=image,
             store=store,
-            gpu_map=self._gpu_map(optional(params, "gpu_map", dict, {}), [one.uuid for one in manifest.devices]),
+            gpu_map=self._gpu_map(params, manifest),
             verify=optional(params, "verify", bool, False),
         )
         root_pid = manifest.cpu.root_pid if manifest.cpu else manifest.gpu_pid
@@ -143,7 +148,7 @@ class Verbs:
         context = self._node.context
         image, store = required(params, "image", str), _place(optional(params, "store", str, ""))
         manifest = context.store(store).manifest(image)
-        gpu_map = self._gpu_map(optional(params, "gpu_map", dict, {}), [one.uuid for one in manifest.devices])
+        gpu_map = self._gpu_map(params, manifest)
         request = RestoreRequest(image=image, store=store, gpu_map=gpu_map)
         hold, count = optional(params, "hold", str, HOLD_HOST), optional(params, "count", int, 1)
         return self._node.standby.fill(self._run, request, manifest, hold, count, call)
@@ -167,10 +172,18 @@ class Verbs:
         return self._run("suspend", target.root_pid, call, make)
 
     def resume(self, call: Call) -> dict[str, Any]:
-        refuse_unknown(call.params, {"target"})
+        refuse_unknown(call.params, {"target", "gpu_map"})
+        gpu_map = optional(call.params, "gpu_map", dict, {})
         context = self._node.context
         target = self._node.targets.resolve(_reference(call.params))
         if target.key in self._node.targets.frozen:
+            if gpu_map:
+                raise RefusedError(
+                    f"{target.name} (process {target.pid}) is frozen: its memory is on the GPUs that it left",
+                    advice=f"woodfrog resume {target.name}, then woodfrog migrate",
+                    pid=target.pid,
+                    target_state=TargetState.FROZEN,
+                )
             return self._bring_back(target.key)
 
         def make() -> Operation:
@@ -181,9 +194,27 @@ class Verbs:
                     pid=target.pid,
                     target_state=TargetState.RUNNING,
                 )
-            return Resume(context, ResumeRequest(notes), call.emit)
+            return Resume(context, ResumeRequest(notes, gpu_map), call.emit)
 
         return self._run("resume", target.root_pid, call, make)
+
+    def migrate(self, call: Call) -> dict[str, Any]:
+        """A running target to other GPUs of this machine, in the same processes."""
+        params = call.params
+        refuse_unknown(params, {"target", "gpu_map", "timeout_s", "precopy"})
+        target = self._running(params, "migrate")
+        request = MigrateRequest(
+            target.root_pid,
+            optional(params, "gpu_map", dict, {}),
+            timeout_s=_timeout(params),
+            precopy=optional(params, "precopy", bool, False),
+        )
+
+        def make() -> Operation:
+            self._require_running(target, "migrate")
+            return Migrate(self._node.context, request, call.emit)
+
+        return self._run("migrate", target.root_pid, call, make)
 
     def wait(self, call: Call) -> dict[str, Any]:
         """Wait for the end of a restored target, whose parent is this daemon; its exit status where it is known."""
@@ -318,30 +349,10 @@ class Verbs:
                 log.warning("%s process %d (%s) has ended; its data is let go", what, notes.pid, notes.name)
                 Resume(context, ResumeRequest(notes)).discard()
 
-    def _gpu_map(self, given: dict[Any, Any], image_uuids: list[str]) -> dict[str, str]:
+    def _gpu_map(self, params: dict[str, Any], manifest: Manifest) -> dict[str, str]:
         """UUIDs or ordinals, on both sides, as UUIDs of 32 hex digits."""
-        devices = self._node.devices
-        result = {}
-        for there, here in given.items():
-            old = image_uuids[int(there)] if _is_ordinal(there, len(image_uuids)) else _uuid(there)
-            new = devices.by_ordinal(int(here)) if str(here).isdigit() and len(str(here)) < 4 else _uuid(here)
-            result[old] = new
-        return result
-
-
-def _is_ordinal(value: Any, count: int) -> bool:
-    if not (str(value).isdigit() and len(str(value)) < 4):
-        return False
-    if int(value) >= count:
-        raise NotFoundError(f"the image has no GPU number {value}; it has {count}")
-    return True
-
-
-def _uuid(value: Any) -> str:
-    digits = str(value).removeprefix("GPU-").replace("-", "").lower()
-    if not re.fullmatch(r"[0-9a-f]{32}", digits):
-        raise UsageError(f"{value!r} is neither a GPU's number nor its UUID")
-    return digits
+        there = [one.uuid for one in manifest.devices]
+        return resolve(self._node.devices, optional(params, "gpu_map", dict, {}), there)
 
 
 def _reference(params: dict[str, Any]) -> int | str:

@@ -46,6 +46,17 @@ def list_gpus() -> list[Gpu]:
     return [_gpu(ordinal) for ordinal in range(int(library.call("cuDeviceGetCount")))]
 
 
+def physical_uuids() -> list[bytes]:
+    """All GPUs of this machine (or container), whatever CUDA_VISIBLE_DEVICES says, as NVML orders them; empty without
+    NVML."""
+    with _nvml() as nvml:
+        if nvml is None:
+            return []
+        handles = (nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount()))
+        texts = [_text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
+    return [bytes.fromhex(text.removeprefix("GPU-").replace("-", "")) for text in texts]
+
+
 def format_uuid(uuid: bytes) -> str:
     """'GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx'."""
     digits = uuid.hex()

@@ -10,7 +10,7 @@ import os
 import threading
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from pathlib import Path
@@ -115,27 +115,49 @@ class GpuData:
             )
         )
 
-    def create_all(self) -> None:
-        """Take new memory of the same shape on the devices."""
+    def create_all(self, earlier: GpuData | None = None) -> None:
+        """Take new memory of the same shape on the devices. Of `earlier`, on the same devices, the memories of the same
+        handles are taken over instead; they are this one's then."""
+        taken = self._take_over(earlier) if earlier is not None else {}
+        self._memories = taken  # released with the rest if what is missing cannot be made
         self._fill(
             lambda device, indices: device.create_memories(
                 [self.handles[index].size for index in indices],
                 [_node_here(self.handles[index].host_node) for index in indices],
-            )
+            ),
+            taken,
         )
 
-    def _fill(self, make: Callable[[Device, Sequence[int]], list[Memory]]) -> None:
-        """All memories of a device in one call, which is much cheaper than one each. All or none."""
-        made: dict[int, Memory] = {}
+    def _take_over(self, earlier: GpuData) -> dict[int, Memory]:
+        there = {(earlier.handles[index].handle, earlier.handles[index].size): index for index in earlier._memories}
+        taken = {}
+        for part in self.parts:
+            for index in part.indices:
+                at = there.get((self.handles[index].handle, self.handles[index].size))
+                if at is not None:
+                    taken[index] = earlier._memories.pop(at)
+        return taken
+
+    def _fill(
+        self, make: Callable[[Device, Sequence[int]], list[Memory]], known: Mapping[int, Memory] | None = None
+    ) -> None:
+        """All memories of a device that are not `known` in one call, which is much cheaper than one each; or none."""
+        made, known = dict[int, "Memory"](), known or {}
         try:
             for part in self.parts:
+                missing = [index for index in part.indices if index not in known]
                 device = self._devices.by_uuid(self._uuids[part.device])
-                made.update(zip(part.indices, make(device, part.indices), strict=True))
+                made.update(zip(missing, make(device, missing) if missing else [], strict=True))
         except BaseException:
             for memory in made.values():
                 memory.release()
             raise
-        self._memories = made
+        self._memories = {**known, **made}
+
+    @property
+    def memories(self) -> Mapping[int, Memory]:
+        """By the indices of the handles that own them."""
+        return self._memories
 
     def export_all(self) -> list[int]:
         """A descriptor for each handle, of the memory created for it, owned by the caller; on failure none is left

@@ -52,6 +52,22 @@ SWITCH = (
     "in_end",
 )
 
+MIGRATE = (
+    "survey",
+    "prepare",
+    "precopy",
+    "quiesce",
+    "handover",
+    "import",
+    "allocate",
+    "copy",
+    "control",
+    "restore",
+    "commit",
+    "return",
+    "end",
+)
+
 PHASES: dict[str, tuple[str, ...]] = {
     "checkpoint": CHECKPOINT,
     "restore": RESTORE,
@@ -60,6 +76,7 @@ PHASES: dict[str, tuple[str, ...]] = {
     "suspend": SUSPEND,
     "resume": RESUME,
     "switch": SWITCH,
+    "migrate": MIGRATE,
 }
 
 

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TypeVar
 
 from woodfrog.driver.entering import Visit, entered
-from woodfrog.driver.process import GpuPair, ProcessState
+from woodfrog.driver.process import ProcessState
 from woodfrog.errors import TargetLostError, TargetState, TimeoutExceededError, WoodfrogError
 from woodfrog.faults import fault_point
 from woodfrog.operations.context import Context
@@ -22,6 +22,7 @@ from woodfrog.operations.cut import CutStats, come_to_rest
 from woodfrog.operations.data import close_all
 from woodfrog.operations.members import Member, member_of, side_by_side
 from woodfrog.operations.notes import HandleNote, Notes, Record, target_key
+from woodfrog.operations.placement import driver_pairs
 from woodfrog.target.identity import Identity
 from woodfrog.target.link import AgentLink
 from woodfrog.target.memory import Mapping
@@ -47,6 +48,7 @@ class FrozenTarget:
     def __init__(self, context: Context, notes: Notes) -> None:
         self.context = context
         self.notes = notes
+        notes.members = notes.gpu_processes  # so that what is noted of the only one stays as well
         self.members = [Member(context, number, note) for number, note in enumerate(notes.gpu_processes)]
         self.record = Record(context.keeper, target_key(notes.pid, notes.start_ticks))
         self.fds: list[int] = []
@@ -206,7 +208,7 @@ class FrozenTarget:
     def _restore_one(self, member: Member) -> None:
         state = settled_state(member)
         if state is ProcessState.CHECKPOINTED:
-            member.driver.restore(gpu_pairs(self.notes))
+            member.driver.restore(driver_pairs(self.notes, member.note))
             state = ProcessState.LOCKED
         if state is ProcessState.LOCKED:
             member.driver.unlock()
@@ -360,10 +362,3 @@ class OnOneTarget:
     def _target(self) -> FrozenTarget:
         assert self._frozen is not None
         return self._frozen
-
-
-def gpu_pairs(notes: Notes) -> list[GpuPair]:
-    """The GPUs to restore onto, for the driver: empty when every GPU is the one it was."""
-    if all(old == new for old, new in notes.gpu_pairs):
-        return []
-    return [GpuPair(bytes.fromhex(old), bytes.fromhex(new)) for old, new in notes.gpu_pairs]

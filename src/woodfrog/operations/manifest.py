@@ -17,6 +17,7 @@ from woodfrog.operations.context import Context
 from woodfrog.operations.data import DevicePart, plan_owners
 from woodfrog.operations.frozen import FrozenTarget
 from woodfrog.operations.notes import Notes
+from woodfrog.operations.placement import machine_gpus
 from woodfrog.operations.survey import Surveyed
 from woodfrog.target import wire
 from woodfrog.target.process import ProcessInfo
@@ -38,7 +39,7 @@ class Draft:
     devices: list[m.Device]
     environment: m.Environment
     runtime_directory: str
-    visible_gpus: list[str]  # a restore onto other GPUs must name all that the target could see
+    visible_gpus: list[str]  # all of the machine: a restore onto other GPUs must name every one of them
 
     @classmethod
     def of(cls, context: Context, surveyed: Surveyed, notes: Notes) -> Draft:
@@ -48,7 +49,7 @@ class Draft:
             devices=_devices(notes),
             environment=_environment(surveyed, notes),
             runtime_directory=str(context.runtime_directory),
-            visible_gpus=list(context.devices.all())[:MAX_VISIBLE_GPUS],
+            visible_gpus=machine_gpus(context)[:MAX_VISIBLE_GPUS],
         )
 
     def finish(
@@ -73,6 +74,7 @@ class Draft:
             for handle in (notes.handles[index] for index in part.indices)
         ]
         owners = plan_owners(notes.handles)
+        several = notes.gpu_processes if len(notes.gpu_processes) > 1 else []
         shared = [
             m.SharedHandle(
                 handle.handle,
@@ -91,7 +93,7 @@ class Draft:
             operation=notes.operation_id,
             target_name=notes.name,
             gpu_pid=notes.pid,
-            gpu_processes=[m.GpuProcess(pid=one.pid, devices=one.devices) for one in notes.members],
+            gpu_processes=[m.GpuProcess(pid=one.pid, devices=one.devices) for one in several],
             leave_running=leave_running,
             driver=self.driver,
             devices=self.devices,

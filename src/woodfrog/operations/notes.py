@@ -53,11 +53,14 @@ class ExtentNote(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 class MemberNote(msgspec.Struct, array_like=True, gc=False):
     """One process of the target that uses the GPU. `devices`: its own device ordinals and the target's; a process sees
-    the GPUs that its CUDA_VISIBLE_DEVICES names, in that order. Those that are not in it have the target's numbers."""
+    the GPUs that its CUDA_VISIBLE_DEVICES names, in that order. Those that are not in it have the target's numbers.
+    `moved`: where the driver checkpointed it, if that is not where the target was when the operation began: UUIDs of
+    all GPUs then, and of those that it was on instead."""
 
     pid: int
     start_ticks: int
     devices: dict[int, int] = {}
+    moved: list[tuple[str, str]] = []
 
     def job_ordinal(self, own: int) -> int:
         return self.devices.get(own, own)
@@ -89,7 +92,11 @@ class Notes(msgspec.Struct, kw_only=True):
     tree: list[int] = []
     commands: list[str] = []  # of a restore: the command lines of `tree`
     devices: dict[int, str] = {}  # the target's device ordinal -> UUID, 32 hex digits
-    gpu_pairs: list[tuple[str, str]] = []  # restore: UUIDs in the image -> UUIDs here
+    # UUIDs of all GPUs that the driver knew of (in the image; when the target was suspended) -> of those that it is
+    # being restored onto. Processes that the driver has restored are there. Empty: where they were.
+    gpu_pairs: list[tuple[str, str]] = []
+    # Of a migration behind its commit: the first of the record's descriptors that is memory on the new GPUs.
+    memory_from: int = 0
     handles: list[HandleNote] = []
     extents: list[ExtentNote] = []
     driver_bytes: int = 0  # what the driver will want on the GPU besides the handles
@@ -191,6 +198,11 @@ class Record:
                 self._keeper.append(self.key, [notes_fd, *fds])
             finally:
                 os.close(notes_fd)
+
+    def add(self, fds: Sequence[int]) -> None:
+        """Hand more descriptors to the keeper, behind those that it has."""
+        with self._lock:
+            self._keeper.append(self.key, fds)
 
     def update(self, notes: Notes) -> None:
         """Replace the notes in one step."""

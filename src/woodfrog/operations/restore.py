@@ -23,7 +23,7 @@ from woodfrog.driver import features
 from woodfrog.errors import BadImageError, RefusedError, TargetState, WoodfrogError
 from woodfrog.image import compatibility
 from woodfrog.image.image import Image
-from woodfrog.operations import machine, room
+from woodfrog.operations import machine, placement, room
 from woodfrog.operations.checkpoint import end_tree
 from woodfrog.operations.context import Context
 from woodfrog.operations.cpu_folder import CpuFolder
@@ -215,7 +215,7 @@ class Restore(OnOneTarget):
             tree=[process.pid for process in manifest.processes],
             commands=[" ".join(process.command_line) for process in manifest.processes],
             devices={device.ordinal: here[device.uuid] for device in manifest.devices},
-            gpu_pairs=all_gpu_pairs(pairs, _visible_gpus(manifest), list(self._context.devices.all())),
+            gpu_pairs=placement.pairs_of_image(self._context, manifest, pairs),
             handles=_handle_notes(manifest),
             log_path=manifest.environment.log_path,
         )
@@ -442,27 +442,3 @@ def _handle_notes(manifest: Manifest) -> list[HandleNote]:
         HandleNote(one.id, one.size, ordinals[one.device], kind_name(one.kind), numbers[one.of], nodes[one.of])
         for one in manifest.shared
     ]
-
-
-def all_gpu_pairs(used: list[tuple[str, str]], visible: list[str], here: list[str]) -> list[tuple[str, str]]:
-    """Pairs for every GPU that the target could see: the driver wants all of them named once a single one moves.
-
-    The GPUs that it used go where `used` says; the others stay where they are if that is free, else they take what is
-    left, so that it is a permutation. Empty when nothing moves.
-    """
-    if all(old == new for old, new in used):
-        return []
-    chosen = dict(used)
-    free = [uuid for uuid in here if uuid not in chosen.values()]
-    others = [uuid for uuid in visible if uuid not in chosen]
-    for uuid in [uuid for uuid in others if uuid in free]:
-        chosen[uuid] = uuid
-        free.remove(uuid)
-    for uuid in [uuid for uuid in others if uuid not in chosen]:
-        if free:
-            chosen[uuid] = free.pop(0)
-    return list(chosen.items())
-
-
-def _visible_gpus(manifest: Manifest) -> list[str]:
-    return [uuid for uuid in manifest.notes.get("visible_gpus", "").split(",") if uuid]

@@ -1,4 +1,4 @@
-"""`resume`: a suspended target gets its memory back and runs on.
+"""`resume`: a suspended target gets its memory back and runs on, on the GPUs that it left or on others.
 
 Refill (arena → new memory in HBM) goes beside the driver's restore. When both are done the memory is in the keeper and
 there is no way but forward: what fails after that leaves the target frozen, and resuming again goes on from there.
@@ -11,11 +11,11 @@ import copy
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from woodfrog.driver.process import ProcessState
-from woodfrog.errors import TargetLostError, TargetState, WoodfrogError
+from woodfrog.errors import RefusedError, TargetLostError, TargetState, WoodfrogError
 from woodfrog.operations import room
 from woodfrog.operations.context import Context
 from woodfrog.operations.data import GpuData
@@ -24,6 +24,7 @@ from woodfrog.operations.limits import PhaseLimits
 from woodfrog.operations.members import Member, side_by_side
 from woodfrog.operations.notes import HOLD_DEVICE, WARM, Notes, Record, suspend_key
 from woodfrog.operations.phases import Beside, Emit, Phase, Runner, Step
+from woodfrog.operations.placement import Placement
 from woodfrog.operations.space import Space
 
 log = logging.getLogger(__name__)
@@ -31,9 +32,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ResumeRequest:
-    """What was asked for: the notes of the suspended target."""
+    """What was asked for: the notes of the suspended target, and which of its GPUs becomes which (as people write it,
+    placement.resolve)."""
 
     notes: Notes
+    gpu_map: dict[str, str] = field(default_factory=dict)
 
 
 class Resume:
@@ -58,9 +61,23 @@ class Resume:
         self._record = Record(context.keeper, suspend_key(*self._key), exists=True)
         notes = copy.copy(request.notes)
         notes.operation = "resume"
+        notes.gpu_pairs = []
+        if request.gpu_map:
+            self._place(notes, request.gpu_map)
         self._target = FrozenTarget(context, notes)
         self._data = GpuData(context.devices, notes.handles, notes.devices)
         self._spaces = spaces_of(context, notes)
+
+    def _place(self, notes: Notes, gpu_map: dict[str, str]) -> None:
+        if notes.level == WARM:
+            raise RefusedError(
+                f"{notes.name} waits with its context on its GPU, and the driver moves only what it has checkpointed",
+                advice="resume it, then `woodfrog migrate`; or suspend it cold",
+                pid=notes.pid,
+                target_state=self._waiting,
+            )
+        placement = Placement(self._context, notes.devices, gpu_map)
+        notes.devices, notes.gpu_pairs = placement.devices, placement.pairs
 
     # ── the phases, in their order ──────────────────────────────────────────────────────────────────────────────
 
@@ -189,11 +206,20 @@ class Resume:
     def _control(self) -> None:
         if not self._target.alive:
             self._target.check_alive()
+        if self._suspended.gpu_pairs != self._target.notes.gpu_pairs:
+            # For a daemon that finds processes which the driver has restored: that is where they are.
+            self._suspended.gpu_pairs = self._target.notes.gpu_pairs
+            self._record.update(self._suspended)
         self._target.restore_driver()
 
     def _uncontrol(self) -> None:
         if self._target.notes.level != WARM:
-            suspend_driver(self._target)
+            suspend_driver(self._target, self._remember)
+
+    def _remember(self) -> None:
+        self._record.update(self._suspended)  # it has the same members
+        if self._target.record.exists:
+            self._target.record.update(self._target.notes)
 
     def _commit(self) -> None:
         """Nothing to do: both halves are there, and from here the way is forward."""
@@ -261,14 +287,17 @@ def spaces_of(context: Context, notes: Notes) -> dict[int, Space]:
     return spaces
 
 
-def suspend_driver(target: FrozenTarget) -> None:
-    """The driver's state off the GPU again, from whichever of its states it is in."""
+def suspend_driver(target: FrozenTarget, remember: Callable[[], None]) -> None:
+    """The driver's state off the GPU again, from whichever of its states it is in. `remember` writes the notes down:
+    which GPUs a process that is checkpointed comes from nobody else could tell."""
     living = [member for member in target.members if member.alive]
     states = side_by_side(living, _locked)
-    side_by_side(
-        [member for member, state in zip(living, states, strict=True) if state is ProcessState.LOCKED],
-        lambda member: member.driver.checkpoint(),
-    )
+    locked = [member for member, state in zip(living, states, strict=True) if state is ProcessState.LOCKED]
+    if any(member.note.moved != target.notes.gpu_pairs for member in locked):
+        for member in locked:
+            member.note.moved = list(target.notes.gpu_pairs)
+        remember()
+    side_by_side(locked, lambda member: member.driver.checkpoint())
 
 
 def _locked(member: Member) -> ProcessState:

@@ -1,12 +1,14 @@
 // A job in miniature: ranks in processes of their own that meet in a collective on their GPUs at every step.
 //
-//     collective PTX RANKS [graph] [pace-us N]
+//     collective PTX RANKS [graph] [pace-us N] [visible LIST/LIST/…]
 //
 // The first process uses no GPU. Ranks export memory to each other (VMM descriptors over sockets), and each step's
 // kernel of a rank spins until all others have written theirs. Ranks run apart: by a random pace, and up to kSync
 // steps ahead of their GPU. Every kSync steps each checks all its values against what they must be; every other time
 // they also meet on the CPU, over the sockets. Even ranks wait for the GPU in the driver, odd ones by asking it again
-// and again, and each has a second thread that does nothing but ask. With `graph` a step is one graph launch.
+// and again, and each has a second thread that does nothing but ask. With `graph` a step is one graph launch. With
+// `visible` each rank has a CUDA_VISIBLE_DEVICES of its own, and is on the first GPU of that; else rank k is on GPU k.
+// A rank prints "rank K gpu UUID" whenever that is another GPU than before.
 // Rank 0 prints "step N errors E"; on SIGTERM to the first process all ranks stop at the same step, it prints
 // "done steps N errors E", and everybody exits with 0 if nothing was wrong.
 #include "descriptors.hpp"
@@ -24,6 +26,7 @@
 #include <fstream>
 #include <iterator>
 #include <random>
+#include <sstream>
 #include <string>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -86,6 +89,7 @@ struct Options {
     uint32_t ranks = 2;
     bool graph = false;
     long pace_us = 500;
+    std::vector<std::string> visible;
 };
 
 struct Peers {
@@ -125,9 +129,11 @@ class Rank {
         : options_(options), rank_(rank), to_(std::move(to)), from_(std::move(from)), random_(rank + 1) {
         int devices = 0;
         CUcontext context = nullptr;
+        if (!options.visible.empty())
+            must(setenv("CUDA_VISIBLE_DEVICES", options.visible[rank].c_str(), 1) == 0, "setenv");
         check(cuInit(0), "cuInit");
         check(cuDeviceGetCount(&devices), "cuDeviceGetCount");
-        device_ = static_cast<int>(rank) % devices;
+        device_ = options.visible.empty() ? static_cast<int>(rank) % devices : 0;
         check(cuDevicePrimaryCtxRetain(&context, device_), "cuDevicePrimaryCtxRetain");
         check(cuCtxSetCurrent(context), "cuCtxSetCurrent");
         context_ = context;
@@ -173,6 +179,7 @@ class Rank {
             check(cuMemcpyDtoH(state, state_, sizeof(state)), "cuMemcpyDtoH");
             errors += expected.errors(rank_, state);
             stops = state[2];
+            say_gpu();
             if (errors != 0)
                 say("rank " + std::to_string(rank_) + " errors " + std::to_string(errors));
             if (rank_ == 0)
@@ -193,6 +200,21 @@ class Rank {
         timespec left{microseconds / 1000000, (microseconds % 1000000) * 1000};
         while (nanosleep(&left, &left) != 0)
             ;
+    }
+
+    // Which GPU its device is, whenever that has changed.
+    void say_gpu() {
+        CUuuid uuid{};
+        check(cuDeviceGetUuid(&uuid, device_), "cuDeviceGetUuid");
+        std::string text;
+        for (const char byte : uuid.bytes) {
+            char digits[3];
+            std::snprintf(digits, sizeof(digits), "%02x", static_cast<unsigned>(byte) & 0xff);
+            text += digits;
+        }
+        if (text != gpu_)
+            say("rank " + std::to_string(rank_) + " gpu " + text);
+        gpu_ = text;
     }
 
     CUdeviceptr map(CUmemGenericAllocationHandle handle) const {
@@ -293,6 +315,7 @@ class Rank {
     const std::vector<int> to_, from_;
     std::minstd_rand random_;
     int device_ = 0;
+    std::string gpu_;
     CUcontext context_ = nullptr;
     CUfunction reduce_ = nullptr, local_ = nullptr;
     CUdeviceptr state_ = 0;
@@ -314,6 +337,12 @@ Options parse(int argc, char **argv) {
             options.graph = true;
         else if (std::string(argv[index]) == "pace-us" && index + 1 < argc)
             options.pace_us = std::strtol(argv[++index], nullptr, 10);
+        else if (std::string(argv[index]) == "visible" && index + 1 < argc) {
+            std::istringstream lists(argv[++index]);
+            for (std::string list; std::getline(lists, list, '/');)
+                options.visible.push_back(list);
+            must(options.visible.size() == options.ranks, "a list of visible devices for each rank");
+        }
     }
     return options;
 }

@@ -9,7 +9,7 @@ import typer
 
 from woodfrog import errors
 from woodfrog.cli import output
-from woodfrog.cli.restore import gpu_mapping
+from woodfrog.cli.options import gpu_mapping
 from woodfrog.errors import ExitCode, TargetState
 
 
