@@ -10,7 +10,8 @@ from pathlib import Path
 
 import launches
 import pytest
-from conftest import Compiled
+import triton_launches
+from conftest import HERE, Compiled
 
 from woodfrog.errors import RefusedError, UsageError
 from woodfrog.kernels import READS, WRITES, Exactness, Launch, Range, Template, codegen, templates
@@ -41,6 +42,19 @@ def test_compiled_templates_name_the_same_ranges_as_interpreted_ones(corpus: lis
         for seed in range(LAUNCHES):
             made = launches.make(template.kernel, seed)
             launch = Launch(made.grid, made.block, made.parameters, made.allocations)
+            for kinds in (READS, WRITES):
+                interpreted = template.ranges(launch, kinds=kinds)
+                assert catalogue.ranges(number, launch, kinds=kinds) == interpreted, f"{template.kernel}, launch {seed}"
+
+
+def test_compiled_and_interpreted_templates_of_triton_kernels_name_the_same_ranges(cache: Path) -> None:
+    """Their accesses stand for others, which are looked at in some of these launches."""
+    texts = [path.read_text() for name in ("triton", "inductor") for path in sorted((HERE / name).glob("*.ptx"))]
+    found = [templates(text)[0] for text in texts]
+    catalogue = Catalogue(found, cache=cache)
+    for number, (template, text) in enumerate(zip(found, texts, strict=True)):
+        for seed in range(LAUNCHES):
+            launch = triton_launches.unlike_any_other(template, text, seed)
             for kinds in (READS, WRITES):
                 interpreted = template.ranges(launch, kinds=kinds)
                 assert catalogue.ranges(number, launch, kinds=kinds) == interpreted, f"{template.kernel}, launch {seed}"

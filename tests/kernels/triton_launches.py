@@ -6,8 +6,12 @@ A Triton kernel's parameters are its arguments in order and two scratch pointers
 from __future__ import annotations
 
 import random
+import re
+import struct
 
 from launches import Made, Maker
+
+from woodfrog.kernels import Launch, Template
 
 THREADS = 128  # Triton's default of four warps
 SHARED_BYTES = 64 << 10
@@ -67,6 +71,23 @@ def make(kernel: str, seed: int) -> Made:
     if kernel == "adam_step":
         return _made(m, -(-n // 512), *_pointers(m, n, n, n, n), ("i", n), ("f", 0.1))
     raise KeyError(kernel)
+
+
+def unlike_any_other(template: Template, text: str, seed: int) -> Launch:
+    """A launch of any Triton kernel with random numbers for its parameters: to be evaluated, not to be run."""
+    threads = re.search(r"\.reqntid (\d+)", text)
+    assert threads is not None
+    r = random.Random(seed)
+    block, allocations = b"", []
+    for parameter in template.parameters:
+        if parameter.size_bytes == 8:
+            allocations.append((0x7F0000000000 + (len(allocations) << 30), 1 << 28))
+            value = struct.pack("<Q", allocations[-1][0])
+        else:
+            value = struct.pack("<i", r.randrange(1, 100_000))
+        block += bytes(parameter.offset_bytes - len(block)) + value
+    grid = (r.randrange(1, 300), r.randrange(1, 4), 1)
+    return Launch(grid, (int(threads[1]), 1, 1), block, allocations)
 
 
 RUNNABLE = (

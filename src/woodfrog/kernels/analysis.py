@@ -50,7 +50,16 @@ def template_of(kernel: Function, module: Module) -> Template:
     for access in accesses:
         if access.address is not None:
             _symbols(access.address, symbols)
-    return Template(kernel.name, parameters, accesses, fallback, loops, gates, tuple(symbols), module.files)
+    block = required_block(kernel)
+    return Template(kernel.name, parameters, accesses, fallback, loops, gates, tuple(symbols), module.files, block)
+
+
+def required_block(kernel: Function) -> tuple[int, int, int] | None:
+    """The dimensions that blocks must have (.reqntid; any others fail at launch), None where any will do."""
+    extents = (*kernel.directives.get("reqntid", ()), 1, 1)[:3]
+    if "reqntid" not in kernel.directives or not all(1 <= extent <= limits.BLOCK_THREADS for extent in extents):
+        return None
+    return extents[0], extents[1], extents[2]
 
 
 def _symbols(value: Poly, found: dict[str, None]) -> None:
@@ -71,6 +80,7 @@ class _Analysis:
         statements, variables = inlined(kernel, module)
         self._module = module
         self._flow = Flow(statements)
+        self._block = required_block(kernel)
         parameters = {p.name: (p.offset_bytes, p.size_bytes) for p in kernel.parameters}
         module_variables = {v.name: v.space for v in module.variables.values() if v.space in ("global", "const")}
         self._execution = self._execute(variables, parameters, module_variables)
@@ -82,14 +92,14 @@ class _Analysis:
         self, variables: dict[str, str], parameters: dict[str, tuple[int, int]], module_variables: dict[str, str]
     ) -> Execution:
         """The first pass finds the variables of local memory, the next ones follow them, until none is lost."""
-        execution = Execution(self._flow, variables, parameters, module_variables, None)
+        execution = Execution(self._flow, variables, parameters, module_variables, None, self._block)
         execution.run(step)
         slots = execution.slots
         for _ in range(_PASSES):
             if not slots.good():
                 return execution if not slots.touched else self._last(execution, slots)
             lost = set(slots.lost)
-            again = Execution(self._flow, variables, parameters, module_variables, slots)
+            again = Execution(self._flow, variables, parameters, module_variables, slots, self._block)
             again.run(step)
             if slots.lost == lost:
                 return again
@@ -98,7 +108,9 @@ class _Analysis:
     def _last(self, first: Execution, slots: Slots) -> Execution:
         """A pass in which no variable of local memory is followed."""
         everything_lost = Slots(slots.touched, slots.stored, set(slots.touched) | slots.lost)
-        last = Execution(self._flow, first.variables, first.parameters, first.module_variables, everything_lost)
+        last = Execution(
+            self._flow, first.variables, first.parameters, first.module_variables, everything_lost, self._block
+        )
         last.run(step)
         return last
 

@@ -71,6 +71,7 @@ class _Tables:
         self._template = template
         self._symbols = {name: index for index, name in enumerate(template.symbols)}
         self._lists: list[int] = []
+        self._accesses: list[str] = []
         self._monomials: list[str] = []
         self._polys: dict[Poly, int] = {}
         self._poly_texts: list[str] = []
@@ -86,21 +87,14 @@ class _Tables:
         self._gate_texts: list[str] = []
 
     def text(self, name: str) -> str:
-        groups: dict[tuple[int, ...], dict[str, None]] = {}
-        loads: dict[tuple[int, int], str] = {}
-        for access in self._template.combined:
-            place, size, offset = -1, -1, 0
-            if access.address is not None and access.size is not None:
-                offset = access.address.terms.get((), 0)
-                place, size = self._poly(access.address - const(offset)), self._poly(access.size)
-                loads[place, size] = self._loads(access)
-            key = (place, size, self._node(access.steps), int(access.steps_complete))
-            groups.setdefault(key, {})[f"{int(access.kind)}, %s, {_number(offset)}"] = None
         # What differs in its offset alone stands side by side: it is evaluated once.
-        accesses = []
-        for (place, size, node, complete), group in groups.items():
-            shared = f"{place}, {size}, {node}, {_bool(bool(complete))}, {loads.get((place, size), '0, 0')}"
-            accesses += [f"{{{entry % shared}}}" for entry in group]
+        ordered: dict[tuple[object, ...], list[Access]] = {}
+        for access in self._template.combined:
+            offset = 0 if access.address is None else access.address.terms.get((), 0)
+            place = None if access.address is None else access.address - const(offset)
+            ordered.setdefault((place, access.size, access.steps, access.steps_complete), []).append(access)
+        self._add_accesses([access for group in ordered.values() for access in group])
+        accesses, top_count = self._accesses, len(self._template.combined)
         loops = []
         for fact in self._template.loops:
             conditions = self._list([self._condition(condition) for condition in fact.again])
@@ -122,13 +116,31 @@ class _Tables:
             # An empty array is not allowed; one entry that nothing refers to is.
             body = ",\n    ".join(entries) if entries else ("0" if kind == "int" else "{}")
             lines.append(f"const {kind} k{table}_{name}[] = {{\n    {body}}};")
+        block = ", ".join(str(extent) for extent in self._template.block or (0, 0, 0))
         lines.append(
             f"const Template kTemplate_{name} = {{kAtoms_{name}, {len(self._atom_texts)}, kMonomials_{name}, "
             f"kPolys_{name}, kConditions_{name}, kSteps_{name}, kLoops_{name}, {len(loops)}, kGates_{name}, "
-            f"kNodes_{name}, {len(self._nodes)}, kAccesses_{name}, {len(accesses)}, kLists_{name}, "
-            f"{self._template.parameters_bytes}, {self._template.ranges_each}}};"
+            f"kNodes_{name}, {len(self._nodes)}, kAccesses_{name}, {top_count}, kLists_{name}, "
+            f"{self._template.parameters_bytes}, {self._template.ranges_each}, {{{block}}}}};"
         )
         return "\n".join(lines)
+
+    def _add_accesses(self, accesses: Sequence[Access]) -> int:
+        """The first of some accesses in their table, the parts of each further back."""
+        first = len(self._accesses)
+        self._accesses += [""] * len(accesses)
+        for number, access in enumerate(accesses, first):
+            place, size, offset, loads = -1, -1, 0, "0, 0"
+            if access.address is not None and access.size is not None:
+                offset = access.address.terms.get((), 0)
+                place, size = self._poly(access.address - const(offset)), self._poly(access.size)
+                loads = self._loads(access)
+            parts = self._add_accesses(access.parts) if access.parts else 0
+            self._accesses[number] = (
+                f"{{{int(access.kind)}, {place}, {size}, {self._node(access.steps)}, {_bool(access.steps_complete)}, "
+                f"{loads}, {_number(offset)}, {parts}, {len(access.parts)}}}"
+            )
+        return first
 
     def _list(self, values: list[int]) -> int:
         first = len(self._lists)

@@ -38,6 +38,11 @@ def evaluate_each(
         )
     if min(*launch.grid, *launch.block) < 1:
         raise UsageError("every dimension of a grid and of a block is at least 1")
+    if template.block is not None and tuple(launch.block) != template.block:
+        raise UsageError(
+            f"{template.kernel} demands blocks of {template.block} threads, the launch has {tuple(launch.block)}: no "
+            "driver starts it"
+        )
     if launch.contents is not None:
         from woodfrog.kernels.contents import evaluate_each_with_contents
 
@@ -54,14 +59,32 @@ class Evaluation:
     ) -> None:
         self._loaded = loaded or {}
         self._ranges_each = template.ranges_each
-        self._allocations = sorted(launch.allocations)
+        self._allocations = sorted(one for one in launch.allocations if one[1] > 0)
         self._starts = [start for start, _ in self._allocations]
         self._spaces: dict[tuple[Step, ...], Numbers | None] = {(): Numbers(template, launch, Space(), self._loaded)}
         self._everything = [Range(a, s, Exactness.EVERYTHING) for a, s in self._allocations] or [
             Range(0, _ADDRESSES, Exactness.EVERYTHING)
         ]
 
-    def ranges(self, access: Access) -> list[Range]:
+    def ranges(self, access: Access, most: int | None = None) -> list[Range]:
+        """The ranges of an access; `most` is into how many it may be split.
+
+        Where an access that stands for several is not exact, these are looked at. Not at all of them where the first
+        and the last alone, which are among them, name nearly as many bytes.
+        """
+        most = self._ranges_each if most is None else most
+        found = self._ranges(access, most)
+        if not access.parts or all(one.exactness is Exactness.EXACT for one in found):
+            return found
+        each = max(most // len(access.parts), limits.BOUNDED_RANGES)
+        ends = merged([*self.ranges(access.parts[0], each), *self.ranges(access.parts[-1], each)])
+        if any(one.exactness is not Exactness.EXACT for one in ends):
+            named_bytes, least_bytes = (sum(one.size_bytes for one in ranges) for ranges in (found, ends))
+            if named_bytes * (limits.NEARLY - 1) <= least_bytes * limits.NEARLY:
+                return found
+        return merged([*ends, *(one for part in access.parts[1:-1] for one in self.ranges(part, each))])
+
+    def _ranges(self, access: Access, most: int) -> list[Range]:
         numbers = self._numbers_of(access.steps)
         if numbers is None:
             return []
@@ -74,10 +97,10 @@ class Evaluation:
             case = pending.pop()
             cases += 1
             try:
-                found += self._case(access, access.address, access.size, case, splits=True)
+                found += self._case(access, access.address, access.size, case, most, splits=True)
             except Choice as choice:
                 if cases + len(pending) + choice.count > limits.CASES:
-                    return self._joined(access, access.address, access.size, numbers.copy())
+                    return self._joined(access, access.address, access.size, numbers.copy(), most)
                 for index in range(choice.count):
                     branch = numbers.copy()
                     branch.chosen = dict(case.chosen)
@@ -88,10 +111,10 @@ class Evaluation:
                 continue
         return merged(found)
 
-    def _joined(self, access: Access, address: Poly, size: Poly, numbers: Numbers) -> list[Range]:
+    def _joined(self, access: Access, address: Poly, size: Poly, numbers: Numbers, most: int) -> list[Range]:
         """The ranges with alternatives joined into bounds: there are too many to look at each."""
         try:
-            return self._case(access, address, size, numbers, splits=False)
+            return self._case(access, address, size, numbers, most, splits=False)
         except Choice:
             return self._everything
         except InfeasibleError:
@@ -112,7 +135,9 @@ class Evaluation:
         self._spaces[steps] = numbers
         return numbers
 
-    def _case(self, access: Access, address: Poly, size: Poly, numbers: Numbers, *, splits: bool) -> list[Range]:
+    def _case(
+        self, access: Access, address: Poly, size: Poly, numbers: Numbers, most: int, *, splits: bool
+    ) -> list[Range]:
         """The ranges of one combination of alternatives; of all together where `splits` is False."""
         constraints = Constraints(numbers)
         for step in numbers.conditions:
@@ -137,12 +162,12 @@ class Evaluation:
             and length_low == length
         )
         low, high = space.bounds(form)
-        if high - low >= _ADDRESSES or high + length - low > _ADDRESSES:
+        if high + length - low >= _ADDRESSES:
             return self._whole(bases)
         shift = low - low % _ADDRESSES
         if high - shift + length > _ADDRESSES:
             return self._whole(bases)
-        found, exact = pieces(form.shifted(-shift), space, length, exact=exact, most=self._ranges_each)
+        found, exact = pieces(form.shifted(-shift), space, length, exact=exact, most=most)
         exactness = Exactness.EXACT if exact else Exactness.BOUNDED
         ranges = [Range(start, size_bytes, exactness) for start, size_bytes in found]
         return ranges if exactness is Exactness.EXACT else self._clipped(ranges, bases)

@@ -79,7 +79,10 @@ class Slots:
 
 
 class Execution:
-    """One pass over a kernel. `slots` is None for the first pass, which finds out about local memory."""
+    """One pass over a kernel. `slots` is None for the first pass, which finds out about local memory.
+
+    For `block`, see Atoms.
+    """
 
     def __init__(
         self,
@@ -88,9 +91,10 @@ class Execution:
         parameters: dict[str, tuple[int, int]],
         module_variables: dict[str, str],
         slots: Slots | None,
+        block: tuple[int, int, int] | None = None,
     ) -> None:
         self.flow = flow
-        self.atoms = Atoms()
+        self.atoms = Atoms(block)
         self.variables = variables  # shared, local and .param variables → space
         self.parameters = parameters  # kernel parameters → offset, size
         self.module_variables = module_variables  # .global and .const variables → space

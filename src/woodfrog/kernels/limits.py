@@ -29,6 +29,7 @@ SOURCE_BYTES = 16 << 20  # of a source file that PTX names, for showing a line o
 INSTRUCTIONS = 60_000  # after inlining
 INLINE_DEPTH = 16
 BLOCKS = 8_000
+BLOCK_THREADS = 1024  # of one block: a limit of the GPUs themselves
 POLYNOMIAL_TERMS = 48
 EXPRESSION_DEPTH = 60
 ALTERNATIVES = 24  # values that one join, select or indexed parameter can stand for
@@ -36,9 +37,14 @@ JOINED_ALTERNATIVES = 64  # that an address is looked through for, whether they 
 GATED_ALTERNATIVES = 6  # of these, how many may each have a condition of their own
 ENVIRONMENT_ENTRIES = 3_000_000  # values kept over all blocks of a kernel
 
+# Accesses that are put together.
+LANE_AMOUNTS = 64  # parts of one value that may differ between them
+LANE_LEVELS = 6  # accesses of accesses of … that are put together
+
 # Evaluation of one access.
 LOADED_BYTES = 1 << 20  # of memory that is looked at for one load
 LOADED_VALUES = 1024  # combinations of loaded values that are told apart
+NEARLY = 20  # accesses put together may name a byte in so many more than the sharpest answer would, to save time
 CASES = 64  # combinations of alternatives
 RANGES = 4096  # ranges that all accesses of a kernel are split into before neighbours are joined
 BOUNDED_RANGES = 128  # ranges that one access is split into where they are bounds only, or accesses are many

@@ -45,7 +45,7 @@ def value_of(execution: Execution, operand: Operand, width: int) -> Poly:
 def _named(execution: Execution, name: str, width: int) -> Poly:
     """A special register, the address of a variable, or a register that was never written."""
     if name[:1] == "%" and name[1:] in SPECIAL_BOUNDS and name != "%laneid":
-        return execution.atoms.atom("special", name[1:])
+        return execution.atoms.special(name[1:])
     if name in _BOUNDED:
         return execution.unknown(width, f"{name}", 0, _BOUNDED[name])
     if name in execution.parameters or name in execution.variables:

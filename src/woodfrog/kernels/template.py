@@ -77,6 +77,8 @@ class Access:
     line: int  # of the PTX text, from 1
     source: tuple[int, int]  # file number of the PTX module and line, (0, 0) when not known
     reason: str = ""
+    # Accesses that this one stands for, see combine.py: evaluated each by itself where it is not exact itself.
+    parts: tuple[Access, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,7 @@ class Template:
     gates: Mapping[tuple[int, int], tuple[tuple[Step, ...], bool]] = field(default_factory=dict)
     symbols: tuple[str, ...] = ()  # module variables whose addresses the evaluation needs
     files: Mapping[int, str] = field(default_factory=dict)
+    block: tuple[int, int, int] | None = None  # the dimensions that blocks must have; None: any
 
     @cached_property
     def combined(self) -> tuple[Access, ...]:

@@ -232,9 +232,11 @@ SPECIAL_BOUNDS = {
 class Atoms:
     """Makes the atoms of one kernel, simplifying where that is always right."""
 
-    def __init__(self) -> None:
+    def __init__(self, block: tuple[int, int, int] | None = None) -> None:
+        """`block`: the dimensions that every launch's blocks have, where the kernel demands them."""
         self._made: dict[tuple[object, ...], Atom] = {}
         self._unknowns = 0
+        self._block = block
 
     def atom(self, kind: str, *args: object, loops: frozenset[int] = frozenset()) -> Poly:
         key = (kind, *args)
@@ -254,6 +256,18 @@ class Atoms:
                         depth = max(depth, alternative.depth)
             found = self._made[key] = Atom(len(self._made), kind, args, loops, depth + 1)
         return Poly({(found,): 1})
+
+    def special(self, name: str) -> Poly:
+        """A special register of SPECIAL_BOUNDS."""
+        register, _, axis = name.partition(".")
+        if self._block is not None and register in ("tid", "ntid"):
+            extent = self._block["xyz".index(axis)]
+            if register == "ntid" or extent == 1:
+                return const(extent if register == "ntid" else 0)
+            index = self.atom("special", name)
+            next(iter(index.terms))[0].bounds = (0, extent - 1)
+            return index
+        return self.atom("special", name)
 
     def unknown(self, low: int, high: int, reason: str, loops: frozenset[int]) -> Poly:
         """A value that is not followed: anything from `low` to `high`."""
@@ -306,6 +320,9 @@ class Atoms:
         if b == 1:
             return left
         if b is not None and b > 0:
+            bounds = static_bounds(left)
+            if bounds is not None and bounds[0] // b == bounds[1] // b:
+                return const(bounds[0] // b)
             only = _single(left)
             if only is not None and only.kind == "floordiv" and (inner := only.args[1].constant) and inner > 0:  # type: ignore[attr-defined]
                 return self.atom("floordiv", only.args[0], const(inner * b))

@@ -93,22 +93,26 @@ template <class T> class Row {
 
     void push_back(Arena &arena, const T &item) {
         if (size_ == capacity_)
-            reserve(arena, capacity_ == 0 ? 8 : 2 * capacity_);
+            grow(arena, capacity_ == 0 ? 8 : 2 * capacity_);
         items_[size_++] = item;
     }
     void append(Arena &arena, const T *items, std::size_t count) {
         if (count == 0)
             return;
         if (size_ + count > capacity_)
-            reserve(arena, 2 * (size_ + count));
+            grow(arena, 2 * (size_ + count));
         std::memcpy(items_ + size_, items, count * sizeof(T));
         size_ += count;
+    }
+    void reserve(Arena &arena, std::size_t capacity) {
+        if (capacity > capacity_)
+            grow(arena, capacity);
     }
     /// Items of its own, with room for a few more.
     Row copy(Arena &arena) const {
         Row result;
         if (size_ != 0) {
-            result.reserve(arena, size_ + 6);
+            result.grow(arena, size_ + 6);
             std::memcpy(result.items_, items_, size_ * sizeof(T));
             result.size_ = size_;
         }
@@ -118,7 +122,7 @@ template <class T> class Row {
   private:
     static_assert(std::is_trivially_copyable_v<T>);
 
-    void reserve(Arena &arena, std::size_t capacity) {
+    void grow(Arena &arena, std::size_t capacity) {
         T *items = arena.take<T>(capacity);
         if (size_ != 0)
             std::memcpy(items, items_, size_ * sizeof(T));

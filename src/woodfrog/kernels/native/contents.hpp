@@ -23,19 +23,18 @@ class ContentsRun {
           plain_(table, launch, plain_arena_) {}
 
     void ranges(const Access &access, Pieces &out) {
-        Pieces found;
-        cases(access, 0, nullptr, plain_, kLoadedValues, found);
-        merge(found);
-        out.append(results_, found.begin(), found.size());
+        std::size_t begin = out.size();
+        cases(access, 0, nullptr, plain_, kLoadedValues, out);
+        merge(out, begin);
     }
     /// Notes the loads whose places are written to in `unsafe`; true when there are any.
     bool find_unsafe(const Pieces &written) {
         bool any = false;
         for (const Place &place : places_) {
             const Piece *at = std::upper_bound(written.begin(), written.end(), place.piece.start,
-                                               [](Number start, const Piece &one) { return start < one.start; });
-            bool hit = at != written.end() && at->start < place.piece.start + place.piece.size;
-            hit = hit || (at != written.begin() && (at - 1)->start + (at - 1)->size > place.piece.start);
+                                               [](std::uint64_t start, const Piece &one) { return start < one.start; });
+            bool hit = at != written.end() && at->start <= place.piece.last;
+            hit = hit || (at != written.begin() && (at - 1)->last >= place.piece.start);
             if (hit)
                 unsafe_[place.atom] = any = true;
         }
@@ -78,7 +77,7 @@ class ContentsRun {
     bool values(const Access &access, int index, Evaluation &evaluation, std::size_t budget, Row<Run> &out) {
         int number = load_of(access, index);
         const Atom &atom = table_.atoms[number];
-        Access load{0, atom.a, table_.lists[access.first_load + 2 * index + 1], access.node, false, 0, 0, 0};
+        Access load{0, atom.a, table_.lists[access.first_load + 2 * index + 1], access.node, false, 0, 0, 0, 0, 0};
         Pieces places;
         evaluation.forget(); // `load` lives no longer than this call
         evaluation.ranges(load, results_, places);
@@ -87,15 +86,15 @@ class ContentsRun {
         for (const Piece &place : places) {
             if (place.exactness == 3)
                 return false;
-            total += place.size;
+            total += place.size();
         }
         if (total > kLoadedBytes)
             return false;
         Arena scratch;
         Row<Number> found;
         for (const Piece &place : places) {
-            Number first = -floor_quotient(-place.start, atom.b) * atom.b;
-            Number count = floor_quotient(place.start + place.size - first, atom.b);
+            Number first = -floor_quotient(-Number{place.start}, atom.b) * atom.b;
+            Number count = floor_quotient(Number{place.last} + 1 - first, atom.b);
             if (count < 1)
                 continue;
             auto bytes = static_cast<std::size_t>(count * atom.b);

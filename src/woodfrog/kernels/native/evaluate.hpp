@@ -14,6 +14,7 @@ struct Range {
 
 constexpr std::int64_t kNoMemory = -2; // of an evaluation that could not be made; whoever asked takes everything
 constexpr int kCases = 64;
+constexpr Number kNearly = 20;
 constexpr Number kAddresses = Number{1} << 64;
 constexpr Number kSmallestPointer = 1 << 16;
 
@@ -37,26 +38,54 @@ class Evaluation {
 
     /// Appends the ranges of one access, in memory of `results`, which is another arena than that of the evaluation.
     /// Accesses that differ in kind and offset alone are best asked for in a row.
-    void ranges(const Access &access, Arena &results, Pieces &out) {
-        bool same = last_ != nullptr && last_->address == access.address && last_->size == access.size &&
-                    last_->node == access.node && last_->complete == access.complete;
-        if (!same) {
-            last_ = &access;
-            locate(access);
-        }
-        Pieces found;
-        if (is_everywhere_)
-            everything(found);
-        for (const Located &one : cases_)
-            place(one, access.offset, found);
-        merge(found);
-        out.append(results, found.begin(), found.size());
-    }
+    void ranges(const Access &access, Arena &results, Pieces &out) { ranges(access, table_.ranges_each, results, out); }
 
     /// What was kept of the last access, for whom it does not outlive.
     void forget() { last_ = nullptr; }
 
   private:
+    /// `most`: into how many ranges the access may be split. Appends a merged list, as all these functions do.
+    void ranges(const Access &access, Number most, Arena &results, Pieces &out) {
+        std::size_t begin = out.size();
+        single(access, most, results, out);
+        if (access.part_count == 0 || is_exact(out.begin() + begin, out.end()))
+            return;
+        const Access *parts = table_.accesses + access.first_part;
+        Number each = std::max(floor_quotient(most, access.part_count), kBoundedRanges);
+        Pieces found;
+        ranges(parts[0], each, results, found);
+        ranges(parts[access.part_count - 1], each, results, found);
+        merge(found);
+        if (!is_exact(found.begin(), found.end()) &&
+            bytes(out.begin() + begin, out.end()) * (kNearly - 1) <= bytes(found.begin(), found.end()) * kNearly)
+            return;
+        for (int i = 1; i < access.part_count - 1; ++i)
+            ranges(parts[i], each, results, found);
+        merge(found);
+        out.resize(begin);
+        out.append(results, found.begin(), found.size());
+    }
+    static bool is_exact(const Piece *begin, const Piece *end) {
+        return std::all_of(begin, end, [](const Piece &one) { return one.exactness == 0; });
+    }
+    static Number bytes(const Piece *begin, const Piece *end) {
+        return std::accumulate(begin, end, Number{0}, [](Number sum, const Piece &one) { return sum + one.size(); });
+    }
+    void single(const Access &access, Number most, Arena &results, Pieces &out) {
+        bool same = last_ != nullptr && last_->address == access.address && last_->size == access.size &&
+                    last_->node == access.node && last_->complete == access.complete && most_ == most;
+        if (!same) {
+            last_ = &access;
+            most_ = most;
+            locate(access);
+        }
+        std::size_t begin = out.size();
+        if (is_everywhere_)
+            everything(results, out);
+        for (const Located &one : cases_)
+            place(one, access.offset, results, out);
+        merge(out, begin);
+    }
     /// Fills `cases_` and `is_everywhere_`.
     void locate(const Access &access) {
         cases_ = {};
@@ -128,56 +157,64 @@ class Evaluation {
         bool exact = access.complete && loaded_ == nullptr && !space.loose && !space.has_hull(form) &&
                      !numbers.inexact && !space.is_entangled(form) && length.low == length.high;
         Located found{space.bounds(form), length.high, exact, {}, bases};
-        if (found.at.high + length.high - found.at.low <= kAddresses)
-            found.exact = cover(arena_, form, space, length.high, exact, table_.ranges_each, found.covered);
+        if (found.at.high + length.high - found.at.low < kAddresses)
+            found.exact = cover(arena_, form, space, length.high, exact, most_, found.covered);
         cases_.push_back(arena_, found);
     }
-    void place(const Located &one, Number offset, Pieces &out) const {
-        Number low = one.at.low + offset, high = one.at.high + offset;
-        Number shift = offset - (low - remainder(low, kAddresses));
-        if (high - low >= kAddresses || high + one.length - low > kAddresses ||
-            one.at.high + shift + one.length > kAddresses) {
-            whole(one.bases, out);
+    void place(const Located &one, Number offset, Arena &results, Pieces &out) const {
+        Number low = one.at.low + offset, high = one.at.high + offset, start = remainder(low, kAddresses);
+        if (high - low >= kAddresses || high + one.length - low >= kAddresses ||
+            start + (high - low) + one.length > kAddresses) {
+            whole(one.bases, results, out);
             return;
         }
+        auto base = static_cast<std::uint64_t>(start);
+        out.reserve(results, out.size() + one.covered.size());
         if (one.exact) {
             for (const Covered &piece : one.covered)
-                out.push_back(arena_, {piece.start + shift, piece.size, 0});
+                out.push_back(results, {base + piece.start, base + piece.start + (piece.size - 1), 0});
             return;
         }
         Row<const Allocation *> allocations = of(one.bases);
         for (const Covered &piece : one.covered) {
-            Number start = piece.start + shift, end = start + piece.size;
+            Piece found{base + piece.start, base + piece.start + (piece.size - 1), 1};
             const Allocation *inside = nullptr;
             for (const Allocation *allocation : allocations)
-                if (inside == nullptr && Number{allocation->address} < end &&
-                    start < Number{allocation->address} + allocation->size_bytes)
+                if (inside == nullptr && allocation->address <= found.last &&
+                    found.start < Number{allocation->address} + allocation->size_bytes)
                     inside = allocation;
-            if (inside == nullptr || allocations.size() > 1) {
-                out.push_back(arena_, {start, piece.size, 1});
-                continue;
-            }
-            Number a = inside->address, b = a + inside->size_bytes;
-            if (a <= start && end <= b) {
-                out.push_back(arena_, {start, piece.size, 1});
-                continue;
-            }
-            Number from = std::max(a, start), to = std::min(end, b);
-            out.push_back(arena_, {from, to - from, from == a && to == b ? 2u : 1u});
+            if (inside != nullptr && allocations.size() == 1)
+                clip(found, *inside);
+            out.push_back(results, found);
         }
     }
-    void everything(Pieces &out) const {
-        for (std::int64_t i = 0; i < launch_.allocation_count; ++i)
-            out.push_back(arena_, {launch_.allocations[i].address, launch_.allocations[i].size_bytes, 3});
-        if (launch_.allocation_count == 0)
-            out.push_back(arena_, {0, kAddresses, 3});
+    /// Cuts what sticks out of an allocation, of which it has a byte.
+    static void clip(Piece &piece, const Allocation &to) {
+        std::uint64_t first = to.address, last = to.address + (to.size_bytes - 1);
+        if (first <= piece.start && piece.last <= last)
+            return;
+        piece.start = std::max(piece.start, first);
+        piece.last = std::min(piece.last, last);
+        if (piece.start == first && piece.last == last)
+            piece.exactness = 2;
     }
-    void whole(const Row<Number> &bases, Pieces &out) const {
+    static void add(const Allocation &one, std::uint32_t exactness, Arena &results, Pieces &out) {
+        out.push_back(results, {one.address, one.address + (one.size_bytes - 1), exactness});
+    }
+    void everything(Arena &results, Pieces &out) const {
+        std::size_t begin = out.size();
+        for (std::int64_t i = 0; i < launch_.allocation_count; ++i)
+            if (launch_.allocations[i].size_bytes != 0)
+                add(launch_.allocations[i], 3, results, out);
+        if (out.size() == begin)
+            out.push_back(results, {0, ~std::uint64_t{0}, 3});
+    }
+    void whole(const Row<Number> &bases, Arena &results, Pieces &out) const {
         Row<const Allocation *> found = of(bases);
         if (found.empty())
-            everything(out);
+            everything(results, out);
         for (const Allocation *one : found)
-            out.push_back(arena_, {one->address, one->size_bytes, 2});
+            add(*one, 2, results, out);
     }
     Row<const Allocation *> of(const Row<Number> &bases) const {
         Row<const Allocation *> found;
@@ -191,7 +228,7 @@ class Evaluation {
             std::ptrdiff_t index = next - launch_.allocations - 1;
             for (std::ptrdiff_t i = std::max<std::ptrdiff_t>(index - 1, 0); i <= index; ++i) {
                 const Allocation *one = launch_.allocations + i;
-                if (Number{one->address} <= base && base <= Number{one->address} + one->size_bytes &&
+                if (one->size_bytes != 0 && Number{one->address} <= base && base <= Number{one->address} + one->size_bytes &&
                     std::find(found.begin(), found.end(), one) == found.end())
                     found.push_back(arena_, one);
             }
@@ -232,6 +269,7 @@ class Evaluation {
     Numbers **nodes_;
     bool *known_;
     const Access *last_ = nullptr;
+    Number most_ = 0; // of the last access
     Row<Located> cases_;
     bool is_everywhere_ = false;
     Arena::Mark mark_{};
@@ -243,13 +281,15 @@ inline bool fits(const Template &table, const Launch &launch) {
          {launch.grid[0], launch.grid[1], launch.grid[2], launch.block[0], launch.block[1], launch.block[2]})
         if (extent == 0)
             return false;
+    for (std::size_t i = 0; i < 3; ++i)
+        if (table.block[i] != 0 && table.block[i] != launch.block[i])
+            return false;
     return launch.parameters_bytes >= table.parameters_bytes;
 }
 
 inline std::int64_t written_out(const Pieces &pieces, Range *out, std::int64_t capacity) {
     for (std::size_t i = 0; i < pieces.size() && static_cast<std::int64_t>(i) < capacity; ++i)
-        out[i] = {static_cast<std::uint64_t>(pieces[i].start), static_cast<std::uint64_t>(pieces[i].size),
-                  pieces[i].exactness, 0};
+        out[i] = {pieces[i].start, pieces[i].last - pieces[i].start + 1, pieces[i].exactness, 0};
     return static_cast<std::int64_t>(pieces.size());
 }
 

@@ -84,6 +84,7 @@ struct Access {
     bool complete;
     int first_load, load_count; // pairs of a load that it depends on and the load's size, in lists; inner ones first
     Number offset;              // to be added to the address
+    int first_part, part_count; // accesses that it stands for, which are looked at where it is not exact itself
 };
 
 /// Steps as a tree: accesses share the steps that they begin with.
@@ -105,10 +106,11 @@ struct Template {
     const Node *nodes;
     int node_count;
     const Access *accesses;
-    int access_count;
+    int access_count; // parts of others, which come behind, do not count
     const int *lists;
     std::int64_t parameters_bytes;
-    int ranges_each; // that one access is split into at most
+    int ranges_each;        // that one access is split into at most
+    std::uint32_t block[3]; // the dimensions that blocks must have; zeros: any
 };
 
 } // namespace access_templates
