@@ -139,30 +139,39 @@ bool write_all(int fd, const unsigned char *data, size_t size) {
     return true;
 }
 
-// Puts the image into the folder, whole or not at all. Failure costs no more than the templates.
-void pass_on(const std::string &key, const unsigned char *data, size_t size) {
+// Puts a file into the folder, whole or not at all.
+bool place(int folder, const std::string &name, const unsigned char *data, size_t size) {
+    static constinit std::atomic<unsigned> number{0};
+    char unfinished[64];
+    snprintf(unfinished, sizeof(unfinished), "new.%d.%u", getpid(), number.fetch_add(1, std::memory_order_relaxed));
+    const int fd = openat(folder, unfinished, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
+    if (fd < 0)
+        return false;
+    const bool written = write_all(fd, data, size);
+    close(fd);
+    if (written && renameat(folder, unfinished, folder, name.c_str()) == 0)
+        return true;
+    unlinkat(folder, unfinished, 0);
+    return false;
+}
+
+// Passes the image on, with the name of the file that it was loaded from. Failure costs no more than the templates.
+void pass_on(const std::string &key, const unsigned char *data, size_t size, const char *path) {
     const int folder = open_catalogue_folder();
     if (folder < 0)
         return;
     const std::string image = key + ".image";
     if (faccessat(folder, (key + ".kernels").c_str(), F_OK, 0) != 0 && faccessat(folder, image.c_str(), F_OK, 0) != 0) {
-        static constinit std::atomic<unsigned> number{0};
-        char name[64];
-        snprintf(name, sizeof(name), "new.%d.%u", getpid(), number.fetch_add(1, std::memory_order_relaxed));
-        const int fd = openat(folder, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
-        if (fd >= 0) {
-            const bool written = write_all(fd, data, size);
-            close(fd);
-            if (!written || renameat(folder, name, folder, image.c_str()) != 0)
-                unlinkat(folder, name, 0);
-        }
+        if (path != nullptr && path[0] == '/')
+            place(folder, key + ".origin", reinterpret_cast<const unsigned char *>(path), strlen(path));
+        place(folder, image, data, size);
     }
     close(folder);
 }
 
 } // namespace
 
-std::string submit_image(const void *image) {
+std::string submit_image(const void *image, const char *path) {
     const auto *bytes = static_cast<const unsigned char *>(image);
     if (bytes == nullptr)
         return {};
@@ -183,7 +192,7 @@ std::string submit_image(const void *image) {
     if (size == 0 || size >= kLargestImage)
         return {};
     std::string key = key_of(bytes, size);
-    pass_on(key, bytes, size);
+    pass_on(key, bytes, size, path);
     return key;
 }
 
@@ -205,7 +214,7 @@ std::string submit_file(const char *path) {
         }
     }
     close(fd);
-    return content.empty() ? std::string() : submit_image(content.data());
+    return content.empty() ? std::string() : submit_image(content.data(), path);
 }
 
 std::string catalogue_folder() {

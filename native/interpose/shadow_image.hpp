@@ -3,7 +3,8 @@
 //
 // The hand-over is a folder, kernels/ in the runtime directory, made by the daemon and its user's alone. This side puts
 // KEY.image into it (KEY: BLAKE3 of the content, in hex), the daemon answers with KEY.so and then KEY.kernels, and
-// removes the image. Nothing here waits for that.
+// removes the image. KEY.origin, if there is one, is the path of the file that the image was loaded from. Nothing here
+// waits for an answer.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +14,7 @@ namespace woodfrog::interpose::shadow {
 
 // The key of the code at `image` (PTX text, fatbin or its wrapper, cubin), passed on to the daemon if it has not seen
 // it. Empty when there can be no templates: no PTX in it, too large, or not understood.
-std::string submit_image(const void *image);
+std::string submit_image(const void *image, const char *path = nullptr); // of the file that it is from
 std::string submit_file(const char *path);
 
 // The folder, opened (the caller closes it); -1 when there is none or others may write to it.

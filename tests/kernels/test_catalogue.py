@@ -63,11 +63,23 @@ def test_compiled_and_interpreted_templates_of_triton_kernels_name_the_same_rang
 def test_generated_code_compiles_without_a_warning(compiled: Compiled, tmp_path: Path) -> None:
     compiler = shutil.which("c++")
     assert compiler is not None
-    file = tmp_path / "templates.cpp"
-    file.write_text(codegen.source(templates(compiled("irregular", "sm_90", "O3").read_text())))
     flags = ["-std=c++20", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", f"-I{codegen.HEADERS}"]
-    done = subprocess.run([compiler, *flags, str(file)], capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stderr[:2000]
+    tables = codegen.source(templates(compiled("irregular", "sm_90", "O3").read_text()))
+    for text in (tables, codegen.evaluator_source()):
+        file = tmp_path / "templates.cpp"
+        file.write_text(text)
+        done = subprocess.run([compiler, *flags, str(file)], capture_output=True, text=True, timeout=200, check=False)
+        assert done.returncode == 0, done.stderr[:2000]
+
+
+def test_the_evaluator_is_compiled_once_for_all_catalogues(corpus: list[Template], tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("one", "two", "objects")]
+    made = [Catalogue([corpus[n]], cache=folders[n], objects=folders[2]).library for n in (0, 1)]
+    assert [path for folder in folders[:2] for path in folder.iterdir()] == made
+    (evaluator,) = folders[2].iterdir()
+    before = evaluator.stat().st_mtime_ns
+    Catalogue(corpus[2:3], cache=folders[0], objects=folders[2])
+    assert [path.stat().st_mtime_ns for path in folders[2].iterdir()] == [before]
 
 
 def test_without_a_compiler_templates_are_interpreted(compiled: Compiled, cache: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from woodfrog.kernels import image_catalogue, templates
+from woodfrog.kernels import image_catalogue, templates, triton_cache
 from woodfrog.kernels.reader import CodeObject
 
 PTX = """
@@ -60,16 +60,48 @@ def test_what_cannot_be_analysed_becomes_an_empty_list(data: bytes, tmp_path: Pa
     assert not (tmp_path / "k.image").exists()
 
 
-def test_the_machine_code_of_tritons_cache_has_the_ptx_beside_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cache = tmp_path / "cache" / "hash"
-    cache.mkdir(parents=True)
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(cache.parent))
-    (cache / "one.cubin").write_bytes(b"\x7fELFcode")
-    (cache / "one.ptx").write_bytes(text())
-    assert list(image_catalogue._usable([cubin("sm_90", b"code")])) == [(text(), 0)]
-    assert list(image_catalogue._usable([cubin("sm_90", b"edoc")])) == []
+@pytest.fixture
+def cached(tmp_path: Path) -> Path:
+    """A cache of Triton's with one kernel."""
+    entry = tmp_path / "cache" / "hash"
+    entry.mkdir(parents=True)
+    (entry / "one.cubin").write_bytes(b"\x7fELFcode")
+    (entry / "one.ptx").write_bytes(text())
+    for path in (entry, *entry.iterdir()):
+        path.chmod(0o700)
+    return entry.parent
+
+
+def test_the_machine_code_of_tritons_cache_has_the_ptx_beside_it(cached: Path) -> None:
+    assert list(image_catalogue._usable([cubin("sm_90", b"code")], [cached])) == [(text(), 0)]
+    assert list(image_catalogue._usable([cubin("sm_90", b"edoc")], [cached])) == []
+
+
+@pytest.mark.parametrize("name", ["hash", "hash/one.cubin", "hash/one.ptx"])
+def test_a_cache_that_others_may_write_to_is_not_believed(name: str, cached: Path) -> None:
+    (cached / name).chmod(0o722)
+    assert list(image_catalogue._usable([cubin("sm_90", b"code")], [cached])) == []
+
+
+def test_tritons_cache_is_where_the_environment_says(tmp_path: Path) -> None:
+    inductor = tmp_path / "torchinductor_frog" / "triton" / "0"
+    inductor.mkdir(parents=True)
+    home = {"HOME": "/pond", "TMPDIR": str(tmp_path), "USER": "frog"}
+    assert triton_cache.folders(home) == [Path("/pond/.triton/cache"), inductor]
+    moved = {**home, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "torchinductor_frog"), "USER": "toad"}
+    assert triton_cache.folders(moved) == [Path("/pond/.triton/cache"), inductor]
+    assert triton_cache.folders({**home, "TRITON_CACHE_DIR": "/a", triton_cache.FOLDERS: "/b:/c"}) == [
+        Path("/b"), Path("/c"), Path("/a"),
+    ]  # fmt: skip
+
+
+def test_machine_code_from_a_file_has_the_ptx_beside_that_file(cached: Path, tmp_path: Path) -> None:
+    (tmp_path / "k.origin").write_text(str(cached / "hash" / "one.cubin"))
+    assert image_catalogue._cache_of(tmp_path / "k.origin") == [cached]
+    assert image_catalogue._cache_of(tmp_path / "l.origin") == []
+    (tmp_path / "k.image").write_bytes(text())
+    assert image_catalogue.build(tmp_path, "k") == 1
+    assert not (tmp_path / "k.origin").exists()
 
 
 @pytest.mark.parametrize(

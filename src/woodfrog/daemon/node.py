@@ -52,7 +52,7 @@ class Node:
         self.targets = Targets(self.agents)
         self.history = History()
         self.baselines = Baselines()
-        self.catalogues = Catalogues(directory)
+        self.catalogues = Catalogues(directory, pids=lambda: self.agents.links())
         self._criu: criu_module.Criu | None = None
         self._stores: dict[str, ImageRepository] = {}
         self._lock = threading.Lock()

@@ -1,7 +1,8 @@
 """Compiled catalogues: templates as a shared object, made by the system's C++ compiler and kept by content hash.
 
-Where there is no compiler, Catalogue.ranges interprets the same templates in Python: slower, the same ranges. A cache
-folder belongs to its user alone: what is in it is loaded as code.
+The evaluator is the same in all catalogues and takes far longer to compile than the tables of one: it is compiled once
+and kept beside them. Where there is no compiler, Catalogue.ranges interprets the same templates in Python: slower, the
+same ranges. A cache folder belongs to its user alone: what is in it is loaded as code.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from woodfrog.kernels import codegen
 from woodfrog.kernels.error import KernelFileError
 from woodfrog.kernels.template import Exactness, Kind, Launch, Range, Reader, Template
 
-_FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-w")
+_FLAGS = ("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden", "-w")
 _COMPILE_TIMEOUT_S = 300
 _FIRST_CAPACITY = 256
 _NO_MEMORY = -2  # of the evaluator
@@ -150,18 +151,20 @@ class Catalogue:
         cache: Path | None = None,
         compiler: str | None = None,
         flags: Sequence[str] = (),
+        objects: Path | None = None,
     ) -> None:
         """Compile or find `templates`. Raises RefusedError for a cache folder that others may write to.
 
         `compiler` None: the one named by CXX, else c++, g++ or clang++ on PATH; "" : none, interpret. `flags`: more for
-        the compiler.
+        the compiler. `objects`: where the compiled evaluator is kept; None: in the cache.
         """
         self.templates = tuple(templates)
         self.library: Path | None = None
         self._library: Library | None = None
         program = _compiler() if compiler is None else compiler
         if program:
-            self.library = _build(self.templates, cache or default_cache(), program, (*_FLAGS, *flags))
+            place = cache or default_cache()
+            self.library = _build(self.templates, place, program, (*_FLAGS, *flags), objects or place)
             self._library = Library(self.library)
 
     def ranges(self, number: int, launch: Launch, *, kinds: Sequence[Kind] = tuple(Kind)) -> list[Range]:
@@ -224,29 +227,48 @@ def check_own(cache: Path) -> None:
         )
 
 
-def _build(templates: Sequence[Template], cache: Path, compiler: str, flags: Sequence[str]) -> Path:
+def _build(templates: Sequence[Template], cache: Path, compiler: str, flags: Sequence[str], objects: Path) -> Path:
     text = codegen.source(templates)
-    content = hashlib.sha256()
-    for part in (text.encode(), compiler.encode(), " ".join(flags).encode()):
-        content.update(len(part).to_bytes(8, "little") + part)
-    for header in sorted(codegen.HEADERS.glob("*.hpp")):
-        content.update(header.read_bytes())
-    cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-    check_own(cache)
-    library = cache / f"{content.hexdigest()[:32]}.so"
+    command = [compiler, *flags, f"-I{codegen.HEADERS}"]
+    identity = [compiler.encode(), " ".join(flags).encode(), codegen.evaluator_source().encode()]
+    identity += [header.read_bytes() for header in sorted(codegen.HEADERS.glob("*.hpp"))]
+    library = _private(cache) / f"{_hash([text.encode(), *identity])}.so"
     if library.exists():
         return library
-    with tempfile.TemporaryDirectory(dir=cache) as folder:
-        source, made = Path(folder) / "templates.cpp", Path(folder) / "templates.so"
+    evaluator = _private(objects) / f"evaluator-{_hash(identity)}.o"
+    if not evaluator.exists():
+        _compile([*command, "-c"], codegen.evaluator_source(), [], evaluator)
+    _compile([*command, "-shared"], text, [str(evaluator)], library)
+    return library
+
+
+def _hash(parts: Sequence[bytes]) -> str:
+    content = hashlib.sha256()
+    for part in parts:
+        content.update(len(part).to_bytes(8, "little") + part)
+    return content.hexdigest()[:32]
+
+
+def _private(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    check_own(folder)
+    return folder
+
+
+def _compile(command: Sequence[str], text: str, more: Sequence[str], target: Path) -> None:
+    """`target`, whole or not at all, also with several builders at once."""
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        source, made = Path(folder) / "templates.cpp", Path(folder) / target.name
         source.write_text(text)
-        command = [compiler, *flags, f"-I{codegen.HEADERS}", str(source), "-o", str(made)]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_TIMEOUT_S, check=False)
+            done = subprocess.run(
+                [*command, str(source), *more, "-o", str(made)],
+                capture_output=True, text=True, timeout=_COMPILE_TIMEOUT_S, check=False,
+            )  # fmt: skip
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise KernelFileError(f"the templates could not be compiled: {compiler} did not run ({error})") from None
+            raise KernelFileError(f"the templates could not be compiled: {command[0]} did not run ({error})") from None
         if done.returncode:
             first = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr[:200])
             raise KernelFileError(f"the templates could not be compiled: {first}")
         made.chmod(0o700)
-        made.replace(library)  # whole or not at all, also with several builders at once
-    return library
+        made.replace(target)

@@ -19,11 +19,50 @@ _OPS = {"true": "yes", "false": "no", "unknown": "unknown", "and": "all", "or": 
 _REGISTERS = ("tid", "ntid", "ctaid", "nctaid")
 
 
+_ENTRIES = """\
+// Generated: the evaluator, which is the same for all catalogues. See native/evaluate.hpp.
+#include "contents.hpp"
+
+namespace access_templates {
+extern const Template *const kTemplates[];
+extern const std::int64_t kTemplateCount;
+} // namespace access_templates
+
+using namespace access_templates;
+
+extern "C" __attribute__((visibility("default"))) std::int64_t access_templates_evaluate(
+    std::int64_t number, const Launch *launch, unsigned kinds, Range *out, std::int64_t capacity) {
+  if (number < 0 || number >= kTemplateCount) return -1;
+  try {
+    return evaluate(*kTemplates[number], *launch, kinds, out, capacity);
+  } catch (const std::bad_alloc &) {
+    return kNoMemory;
+  }
+}
+
+extern "C" __attribute__((visibility("default"))) std::int64_t access_templates_evaluate_contents(
+    std::int64_t number, const Launch *launch, unsigned kinds, Range *out, std::int64_t capacity, Read read,
+    void *context) {
+  if (number < 0 || number >= kTemplateCount) return -1;
+  try {
+    return evaluate_contents(*kTemplates[number], *launch, kinds, out, capacity, {read, context});
+  } catch (const std::bad_alloc &) {
+    return kNoMemory;
+  }
+}
+"""
+
+
+def evaluator_source() -> str:
+    """The C++ source of what evaluates a catalogue's templates."""
+    return _ENTRIES
+
+
 def source(templates: Sequence[Template]) -> str:
-    """The C++ source of a library with `templates`, numbered from 0."""
+    """The C++ source of a catalogue's tables with `templates`, numbered from 0; evaluator_source() goes with it."""
     parts = [
-        "// Generated from PTX: what kernels read and write. See native/evaluate.hpp.",
-        '#include "contents.hpp"',
+        "// Generated from PTX: what kernels read and write. See native/tables.hpp.",
+        '#include "tables.hpp"',
         "",
         "namespace {",
         "using namespace access_templates;",
@@ -33,32 +72,14 @@ def source(templates: Sequence[Template]) -> str:
         parts.append(_Tables(template).text(f"k{number}"))
         names.append(f"kTemplate_k{number}")
     parts += [
-        f"const Template* const kTemplates[] = {{{', '.join('&' + name for name in names) or 'nullptr'}}};",
-        f"constexpr std::int64_t kCount = {len(names)};",
         "} // namespace",
         "",
-        'extern "C" __attribute__((visibility("default"))) std::int64_t access_templates_evaluate(',
-        "    std::int64_t number, const access_templates::Launch* launch, unsigned kinds,",
-        "    access_templates::Range* out, std::int64_t capacity) {",
-        "  if (number < 0 || number >= kCount) return -1;",
-        "  try {",
-        "    return access_templates::evaluate(*kTemplates[number], *launch, kinds, out, capacity);",
-        "  } catch (const std::bad_alloc&) {",
-        "    return access_templates::kNoMemory;",
-        "  }",
-        "}",
-        "",
-        'extern "C" __attribute__((visibility("default"))) std::int64_t access_templates_evaluate_contents(',
-        "    std::int64_t number, const access_templates::Launch* launch, unsigned kinds,",
-        "    access_templates::Range* out, std::int64_t capacity, access_templates::Read read, void* context) {",
-        "  if (number < 0 || number >= kCount) return -1;",
-        "  const access_templates::Template& found = *kTemplates[number];",
-        "  try {",
-        "    return access_templates::evaluate_contents(found, *launch, kinds, out, capacity, {read, context});",
-        "  } catch (const std::bad_alloc&) {",
-        "    return access_templates::kNoMemory;",
-        "  }",
-        "}",
+        "namespace access_templates {",
+        "extern const Template *const kTemplates[];",
+        "extern const std::int64_t kTemplateCount;",
+        f"const Template *const kTemplates[] = {{{', '.join('&' + name for name in names) or 'nullptr'}}};",
+        f"const std::int64_t kTemplateCount = {len(names)};",
+        "} // namespace access_templates",
         "",
     ]
     return "\n".join(parts)

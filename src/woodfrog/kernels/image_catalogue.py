@@ -5,7 +5,8 @@
 native/interpose/shadow_catalogue.cpp describes KEY.kernels. A kernel is only listed where the driver is known to run
 what was analysed: PTX goes with the virtual architecture that the driver reports for a loaded function, and PTX beside
 machine code that was made for a feature set of its own (sm_90a) with none. Machine code alone has a template when
-Triton's cache has the very same bytes beside their PTX. Always writes the list, an empty one where there is nothing.
+a cache of Triton's has the very same bytes beside their PTX; KEY.origin, the path of the file that the code was loaded
+from, may be in one. Always writes the list, an empty one where there is nothing.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from woodfrog.kernels.catalogue import Catalogue
 from woodfrog.kernels.error import KernelFileError
 from woodfrog.kernels.reader import CodeObject, read_bytes
 from woodfrog.kernels.template import Template
+from woodfrog.kernels.triton_cache import folders, ptx_of
 
 HEADER = "woodfrog-kernels 1"
 ANY_VERSION = 0  # the image holds one code only: there is nothing to be mistaken for
@@ -37,7 +39,9 @@ def build(folder: Path, key: str) -> int:
     """Make the files of the image `key` in `folder`; the number of kernels that they list."""
     image = folder / f"{key}.image"
     try:
-        found = _numbered(read_bytes(image.read_bytes(), key))
+        found = _numbered(
+            read_bytes(image.read_bytes(), key), [*_cache_of(folder / f"{key}.origin"), *folders(os.environ)]
+        )
         library = Catalogue([template for template, _ in found], flags=FLAGS).library if found else None
     except WoodfrogError as error:
         print(f"{key}: {error}", file=sys.stderr)
@@ -49,7 +53,17 @@ def build(folder: Path, key: str) -> int:
     text = listing(found)
     _place(folder / f"{key}.kernels", lambda path: path.write_text(text), 0o600)
     image.unlink(missing_ok=True)
+    (folder / f"{key}.origin").unlink(missing_ok=True)
     return len(found)
+
+
+def _cache_of(origin: Path) -> list[Path]:
+    """The cache that a file of machine code is in, if it is in one."""
+    try:
+        path = Path(os.fsdecode(origin.read_bytes()))
+    except FileNotFoundError:
+        return []
+    return [path.parent.parent] if path.is_absolute() else []
 
 
 def listing(found: Sequence[tuple[Template, int]]) -> str:
@@ -71,8 +85,8 @@ def is_bounded(template: Template) -> bool:
     )
 
 
-def _numbered(codes: Sequence[CodeObject]) -> list[tuple[Template, int]]:
-    texts = list(_usable(codes))
+def _numbered(codes: Sequence[CodeObject], caches: Sequence[Path]) -> list[tuple[Template, int]]:
+    texts = list(_usable(codes, caches))
     found = []
     for data, version in texts:
         try:
@@ -82,11 +96,11 @@ def _numbered(codes: Sequence[CodeObject]) -> list[tuple[Template, int]]:
     return found
 
 
-def _usable(codes: Sequence[CodeObject]) -> Iterator[tuple[bytes, int]]:
+def _usable(codes: Sequence[CodeObject], caches: Sequence[Path] = ()) -> Iterator[tuple[bytes, int]]:
     """PTX texts and the PTX version that a function has which the driver took from them."""
     if len(codes) == 1:
         (code,) = codes
-        text = code.data if code.kind == "ptx" else _triton_ptx(code.data)
+        text = code.data if code.kind == "ptx" else ptx_of(code.data, caches)
         if text is not None:
             yield text, ANY_VERSION
         return
@@ -115,19 +129,6 @@ def _suffixes(code: CodeObject, number: bytes) -> set[bytes]:
         return {target[2]} if target else {b"?"}
     named = {match[2] for match in _MADE_FOR.finditer(code.data) if match[1] == number}
     return named or {b""}
-
-
-def _triton_ptx(cubin: bytes) -> bytes | None:
-    """The PTX beside the same machine code in Triton's cache."""
-    base = os.environ.get("TRITON_CACHE_DIR", "")
-    cache = Path(base) if base else Path.home() / ".triton" / "cache"
-    for path in cache.glob("*/*.cubin"):
-        try:
-            if path.stat().st_size == len(cubin) and path.read_bytes() == cubin:
-                return path.with_suffix(".ptx").read_bytes()
-        except OSError:
-            continue  # being written, or without its PTX: as if it were not there
-    return None
 
 
 def _place(path: Path, make: Callable[[Path], object], mode: int) -> None:

@@ -106,7 +106,8 @@ def build(ptx: bytes, *, folder: Path | None = None, compiler: str | None = None
     if found is not None:
         return found
     place = folder or catalogue.default_cache()
-    made = catalogue.Catalogue(templates(ptx), cache=place, compiler=compiler)
+    # What goes beside a program is the catalogue alone.
+    made = catalogue.Catalogue(templates(ptx), cache=place, compiler=compiler, objects=catalogue.default_cache())
     if made.library is None:
         raise RefusedError(
             "there is no C++ compiler to build a catalogue with",
