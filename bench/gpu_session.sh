@@ -253,7 +253,7 @@ for name in $stages; do
             bench hash 120 20
             ;;
         incremental) bench incremental 450 60 ;;
-        shadow) bench shadow 400 60 ;;
+        shadow) bench shadow 300 30 ;;
         concurrent) bench concurrent_drain 480 80 ;;
         switch) bench switch 300 60 ;;
         multi_gpu) bench multi_gpu 300 30 ;;

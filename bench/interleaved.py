@@ -1,7 +1,7 @@
-"""Throughput with and without the interposer, of targets that take turns.
+"""Throughput with and without something (the interposer, following of launches), of targets that take turns.
 
 Two runs one after the other differ by whatever else the machine does meanwhile, which can be far more than what is
-looked for. Here some processes with and as many without the interposer exist at the same time, and take turns of some
+looked for. Here some processes with and as many without it exist at the same time, and take turns of some
 steps each (their --hold file lets one go on and keeps the others at rest): a drift of the machine falls on all alike
 within seconds, and what one process has by chance, as where its memory lies, shows as a difference of equal ones.
 """
@@ -30,7 +30,7 @@ class Player:
 
     run: TargetRun
     hold: Path
-    with_interposer: bool
+    with_it: bool
     medians_s: list[float] = field(default_factory=list)  # of its steps, one for each turn
 
     def turn(self, steps: int) -> float:
@@ -59,36 +59,23 @@ def play(
     with contextlib.ExitStack() as stack:
         players: list[Player] = []
         for number in range(2 * each):
-            with_interposer = number % 2 == 1
+            with_it = number % 2 == 1
             label = f"interleaved-{case}-{number}"
             hold = work / f"{label}.hold"
             work.mkdir(parents=True, exist_ok=True)
             hold.write_text(str(WARM_STEPS))
-            start = target_process.interposed if with_interposer else target_process.plain
+            start = target_process.interposed if with_it else target_process.plain
             run = stack.enter_context(start(target, [*arguments, "--hold", str(hold)], work, label))
-            players.append(Player(run, hold, with_interposer))
+            players.append(Player(run, hold, with_it))
         for player in players:
             player.run.wait_start()
         for player in players:
             player.run.wait_step(WARM_STEPS)
-        launches = [launches_of(player) for player in players if player.with_interposer]
-        played = 0
-        for turn in range(turns):
-            before_s = budget.left_s
-            # Every other round backwards, so that no process always follows the same one.
-            for player in players if turn % 2 == 0 else players[::-1]:
-                player.medians_s.append(player.turn(steps))
-            results.add(
-                case=case, kind="turn", turn=turn,
-                with_s=[p.medians_s[-1] for p in players if p.with_interposer],
-                without_s=[p.medians_s[-1] for p in players if not p.with_interposer],
-            )  # fmt: skip
-            played += 1
-            if not budget.allows(2 * (before_s - budget.left_s)):
-                break
+        launches = [launches_of(player) for player in players if player.with_it]
+        played = take_turns(results, budget, case, players, turns=turns, steps=steps)
         per_step = [
             (launches_of(player) - before) / (played * steps)
-            for player, before in zip([p for p in players if p.with_interposer], launches, strict=True)
+            for player, before in zip([p for p in players if p.with_it], launches, strict=True)
         ]
         if played == turns:
             for player in players:
@@ -103,6 +90,28 @@ def play(
     return summary_of(case, players, per_step)
 
 
+def take_turns(
+    results: harness.Results, budget: harness.Budget, case: str, players: Sequence[Player], *, turns: int, steps: int
+) -> int:
+    """Each player at rest makes ``steps`` steps in its turn, until there were ``turns`` or time is up; how many there
+    were."""
+    played = 0
+    for turn in range(turns):
+        before_s = budget.left_s
+        # Every other round backwards, so that no process always follows the same one.
+        for player in players if turn % 2 == 0 else players[::-1]:
+            player.medians_s.append(player.turn(steps))
+        results.add(
+            case=case, kind="turn", turn=turn,
+            with_s=[p.medians_s[-1] for p in players if p.with_it],
+            without_s=[p.medians_s[-1] for p in players if not p.with_it],
+        )  # fmt: skip
+        played += 1
+        if not budget.allows(2 * (before_s - budget.left_s)):
+            break
+    return played
+
+
 def launches_of(player: Player) -> int:
     """Kernel and graph launches of a process with the interposer, as its agent counts them."""
     import woodfrog
@@ -115,8 +124,8 @@ def summary_of(case: str, players: Sequence[Player], per_step: Sequence[float]) 
     ``case``_low and _high hold it in 95 of 100 draws of as many turns (bootstrap over turns, percentiles). How far the
     slowest and fastest of equal processes are apart stands beside it, and launches per step and the time of a step,
     which bound what launching can cost."""
-    with_it = [player.medians_s for player in players if player.with_interposer]
-    without = [player.medians_s for player in players if not player.with_interposer]
+    with_it = [player.medians_s for player in players if player.with_it]
+    without = [player.medians_s for player in players if not player.with_it]
 
     def ratio(turns: Sequence[int]) -> float:
         def time_s(group: Sequence[Sequence[float]]) -> float:

@@ -154,7 +154,7 @@ def main() -> None:
     arguments = parser.parse_args()
     protocol.set_environment()
     protocol.hold_signals()
-    log = protocol.Log(arguments.log, arguments.pace_ms)
+    log = protocol.Log(arguments.log, arguments.pace_ms, arguments.hold)
 
     import torch
 

@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--burst", type=int, default=5, help="steps before it waits for SIGUSR1")
     arguments = parser.parse_args()
     protocol.hold_signals()
-    log = protocol.Log(arguments.log, arguments.pace_ms)
+    log = protocol.Log(arguments.log, arguments.pace_ms, arguments.hold)
 
     from cuda.bindings import driver
 
@@ -50,11 +50,11 @@ def main() -> None:
     for _ in protocol.in_bursts(arguments.steps, arguments.burst):
         checksum = 0
         for _ in range(arguments.writes):
-            buffer = chosen.choice(buffers)
+            number = chosen.randrange(len(buffers))
             offset = chosen.randrange((size - arguments.write_bytes) // PLACE_BYTES + 1) * PLACE_BYTES
             data = chosen.randbytes(arguments.write_bytes)
-            checked(driver.cuMemcpyHtoD(int(buffer) + offset, data, len(data)))
-            checksum = zlib.crc32(data, zlib.crc32(f"{int(buffer):x} {offset}".encode(), checksum))
+            checked(driver.cuMemcpyHtoD(int(buffers[number]) + offset, data, len(data)))
+            checksum = zlib.crc32(data, zlib.crc32(f"{number} {offset}".encode(), checksum))
         log.step(f"{checksum:08x}")
     log.done("end")
 
