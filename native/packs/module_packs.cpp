@@ -3,10 +3,12 @@
 #include "chunk_index.hpp"
 #include "scan_pack.hpp"
 #include "transfer/binding.hpp"
+#include "transfer/file_queue.hpp"
 #include "unpack.hpp"
 #include "write_pack.hpp"
 
 #include <cstring>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/unordered_map.h>
 #include <utility>
 
@@ -258,9 +260,29 @@ void bind_reading(nb::module_ &m) {
         "pieces"_a, nb::kw_only(), "chunk_bytes"_a, "sizes"_a = nb::none(), "threads"_a = 0, "progress"_a = nb::none());
 }
 
+void bind_file_io(nb::module_ &m) {
+    m.def(
+        "choose_file_io",
+        [](const std::string &choice) {
+            if (choice == "uring")
+                choose_file_io(FileIo::uring);
+            else if (choice == "threads")
+                choose_file_io(FileIo::threads);
+            else if (choice == "auto")
+                choose_file_io(FileIo::automatic);
+            else
+                throw_invalid("choose_file_io", "there is no way " + choice + ": auto, uring or threads");
+        },
+        "choice"_a);
+    m.def("file_io", [] { return uses_uring() ? "uring" : "threads"; });
+    m.def("uring_trouble", [] { return uring_trouble(); });
+    m.def("uring_requests", &uring_requests);
+}
+
 } // namespace
 
 void bind_packs(nb::module_ &m) {
+    bind_file_io(m);
     m.attr("ABSENT") = pack_absent;
     m.attr("ZERO") = pack_zero;
     bind_index(m);

@@ -72,6 +72,10 @@ std::vector<Task> Plan::group(uint64_t task_bytes, uint64_t inline_zero_bytes) c
 }
 
 void Plan::fill(const Task &task, uint8_t *to, ChunkReader &reader) const {
+    reader.read(prepare(task, to), throw_damaged);
+}
+
+std::vector<Wanted> Plan::prepare(const Task &task, uint8_t *to) const {
     std::vector<Wanted> wanted;
     wanted.reserve(task.count);
     for (size_t i = task.first; i < task.first + task.count; i++) {
@@ -81,7 +85,7 @@ void Plan::fill(const Task &task, uint8_t *to, ChunkReader &reader) const {
             wanted.push_back({i, digests_[i], locations_[i], to});
         to += list_.chunks[i].size;
     }
-    reader.read(wanted, throw_damaged);
+    return wanted;
 }
 
 } // namespace woodfrog::packs

@@ -31,6 +31,9 @@ class Plan {
     // Fills [to, +task.size_bytes) with the chunks of a task of data.
     void fill(const Task &task, uint8_t *to, ChunkReader &reader) const;
 
+    // What of it is to be read; its zeros are in place.
+    std::vector<Wanted> prepare(const Task &task, uint8_t *to) const;
+
     const transfer::Chunk &chunk(size_t i) const { return list_.chunks[i]; }
     bool is_zero(size_t i) const { return locations_[i].pack == pack_zero; }
 

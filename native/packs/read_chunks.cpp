@@ -1,6 +1,7 @@
 // See read_chunks.hpp.
 #include "read_chunks.hpp"
 
+#include <algorithm>
 #include <cerrno>
 #include <fcntl.h>
 
@@ -46,55 +47,111 @@ void throw_damaged(size_t index, const std::string &reason) {
 }
 
 void ChunkReader::read(std::span<const Wanted> wanted, const Damaged &damaged) {
-    for (size_t first = 0; first < wanted.size();) {
-        size_t end = first + 1;
-        while (end < wanted.size() && wanted[end].location.pack == wanted[first].location.pack &&
-               wanted[end].location.offset >= end_of(wanted[end - 1]) &&
-               wanted[end].location.offset - end_of(wanted[end - 1]) < page_bytes &&
-               end_of(wanted[end]) - wanted[first].location.offset <= most_read_bytes)
-            end++;
-        read_run(wanted.subspan(first, end - first), false, damaged);
-        first = end;
+    begin(wanted);
+    finish(damaged);
+}
+
+void ChunkReader::begin(std::span<const Wanted> wanted) {
+    left_ = wanted;
+    runs_.clear();
+    if (queue_.is_asynchronous())
+        begin_some();
+}
+
+void ChunkReader::finish(const Damaged &damaged) {
+    while (!runs_.empty() || !left_.empty()) {
+        for (Run &run : runs_)
+            finish_run(run, damaged);
+        runs_.clear();
+        begin_some();
     }
 }
 
-// `exact`: not a byte more than the chunks have.
-void ChunkReader::read_run(std::span<const Wanted> run, bool exact, const Damaged &damaged) {
+// As many runs as may be in flight at once; one, if nothing ever is.
+void ChunkReader::begin_some() {
+    const size_t most = queue_.is_asynchronous() ? most_runs : 1;
+    uint64_t scratch = 0;
+    while (!left_.empty() && runs_.size() < most) {
+        size_t count = 1;
+        while (count < left_.size() && left_[count].location.pack == left_[0].location.pack &&
+               left_[count].location.offset >= end_of(left_[count - 1]) &&
+               left_[count].location.offset - end_of(left_[count - 1]) < page_bytes &&
+               end_of(left_[count]) - left_[0].location.offset <= most_read_bytes)
+            count++;
+        Run &run = runs_.emplace_back(queue_, left_.first(count));
+        run.in_place = is_in_place(run.chunks);
+        run.start = run.chunks.front().location.offset;
+        if (!run.in_place) {
+            // Whole pages, so that the page cache can be passed by; a pack that was not cut is whole pages long.
+            run.start = run.start / page_bytes * page_bytes;
+            const uint64_t size = round_up(end_of(run.chunks.back()), page_bytes) - run.start;
+            if (scratch > 0 && scratch + size > most_read_bytes) {
+                runs_.pop_back();
+                break;
+            }
+            run.scratch = scratch;
+            scratch += size;
+        }
+        left_ = left_.subspan(count);
+    }
+    uint8_t *room = scratch_.at_least(std::max<uint64_t>(scratch, page_bytes));
+    for (Run &run : runs_) {
+        progress_.check();
+        File &file = files_.file(run.chunks.front().location.pack);
+        const uint64_t end = end_of(run.chunks.back());
+        if (run.in_place)
+            run.reads.read(file, run.chunks.front().to, end - run.start, run.start);
+        else
+            run.reads.read(file, room + run.scratch, round_up(end, page_bytes) - run.start, run.start);
+    }
+}
+
+void ChunkReader::finish_run(Run &run, const Damaged &damaged) {
     progress_.check();
-    const bool in_place = is_in_place(run);
     try {
-        read_bytes(run, in_place, exact);
+        run.reads.wait();
     } catch (const TransferError &error) {
         if (error.code != -ENODATA && error.code != -EIO)
             throw;
-        if (run.size() == 1 && (in_place || exact)) {
-            damaged(run[0].index, error.what());
+        if (run.chunks.size() == 1 && run.in_place) {
+            damaged(run.chunks[0].index, error.what());
             return;
         }
-        for (size_t i = 0; i < run.size(); i++) // something there cannot be read: is it any of these?
-            read_run(run.subspan(i, 1), run.size() == 1, damaged);
+        for (const Wanted &chunk : run.chunks) // something there cannot be read: is it this one?
+            read_again(chunk, run.chunks.size() == 1, damaged);
         return;
     }
-    for (const Wanted &chunk : run) {
+    for (const Wanted &chunk : run.chunks) {
         progress_.check();
-        finish(chunk, in_place ? chunk.to : scratch_.data() + (chunk.location.offset - scratch_start_), damaged);
+        const uint8_t *stored = scratch_.data() + run.scratch + (chunk.location.offset - run.start);
+        deliver(chunk, run.in_place ? chunk.to : stored, damaged);
     }
 }
 
-void ChunkReader::read_bytes(std::span<const Wanted> run, bool in_place, bool exact) {
-    const uint64_t start = run.front().location.offset, end = end_of(run.back());
-    File &file = files_.file(run.front().location.pack);
-    if (in_place) {
-        file.read(run.front().to, end - start, start);
+// One chunk of a run that could not be read: `exact`, not a byte more than it has; else that comes second.
+void ChunkReader::read_again(const Wanted &chunk, bool exact, const Damaged &damaged) {
+    progress_.check();
+    File &file = files_.file(chunk.location.pack);
+    const bool in_place = is_raw(chunk);
+    const uint64_t end = end_of(chunk);
+    const uint64_t start = in_place || exact ? chunk.location.offset : chunk.location.offset / page_bytes * page_bytes;
+    const uint64_t size = (in_place || exact ? end : round_up(end, page_bytes)) - start;
+    uint8_t *to = in_place ? chunk.to : again_.at_least(size);
+    try {
+        file.read(to, size, start);
+    } catch (const TransferError &error) {
+        if (error.code != -ENODATA && error.code != -EIO)
+            throw;
+        if (in_place || exact)
+            damaged(chunk.index, error.what());
+        else
+            read_again(chunk, true, damaged);
         return;
     }
-    // Whole pages, so that the page cache can be passed by; a pack that was not cut is a whole number of pages long.
-    scratch_start_ = exact ? start : start / page_bytes * page_bytes;
-    const uint64_t size = exact ? end - start : round_up(end, page_bytes) - scratch_start_;
-    file.read(scratch_.at_least(size), size, scratch_start_);
+    deliver(chunk, in_place ? chunk.to : to + (chunk.location.offset - start), damaged);
 }
 
-void ChunkReader::finish(const Wanted &chunk, const uint8_t *stored, const Damaged &damaged) {
+void ChunkReader::deliver(const Wanted &chunk, const uint8_t *stored, const Damaged &damaged) {
     const Location &location = chunk.location;
     if (stored != chunk.to &&
         !coder_.decode(static_cast<Encoding>(location.encoding), stored, location.stored, chunk.to, location.raw)) {

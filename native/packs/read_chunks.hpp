@@ -3,9 +3,10 @@
 #pragma once
 #include "codecs.hpp"
 #include "records.hpp"
-#include "transfer/file.hpp"
+#include "transfer/file_queue.hpp"
 #include "transfer/progress.hpp"
 
+#include <deque>
 #include <functional>
 #include <memory>
 #include <span>
@@ -49,30 +50,50 @@ using Damaged = std::function<void(size_t index, const std::string &reason)>;
 // The Damaged that throws IntegrityError.
 void throw_damaged(size_t index, const std::string &reason);
 
-// One thread's.
+// One thread's at a time.
 class ChunkReader {
   public:
-    // Without `check`, decoded chunks are as they came: their digests are compared elsewhere.
-    ChunkReader(const PackFiles &files, transfer::Progress &progress, bool check = true)
-        : files_(files), progress_(progress), check_(check) {}
+    // Without `check`, decoded chunks are as they came: their digests are compared elsewhere. The queue outlives this.
+    ChunkReader(const PackFiles &files, transfer::FileQueue &queue, transfer::Progress &progress, bool check = true)
+        : files_(files), queue_(queue), progress_(progress), check_(check) {}
 
     // In the order given; neighbours in the list that are neighbours in a pack are read together. A chunk with no bytes
     // in the file, or bytes that the disk cannot read, is damaged like one with wrong bytes. Other failures throw.
     void read(std::span<const Wanted> wanted, const Damaged &damaged);
 
+    // The same in two steps: between them the reads of the first few MiB are in flight, if the queue can do that.
+    // `wanted` must stay, and `begin` may come again only after `finish`.
+    void begin(std::span<const Wanted> wanted);
+    void finish(const Damaged &damaged);
+
   private:
     static constexpr uint64_t most_read_bytes = 8ull << 20; // at once: more does not make a disk faster
+    static constexpr size_t most_runs = 256;                // begun, and not yet finished
 
-    void read_run(std::span<const Wanted> run, bool exact, const Damaged &damaged);
-    void read_bytes(std::span<const Wanted> run, bool in_place, bool exact);
-    void finish(const Wanted &chunk, const uint8_t *stored, const Damaged &damaged);
+    // Neighbours, on their way.
+    struct Run {
+        Run(transfer::FileQueue &queue, std::span<const Wanted> wanted) : chunks(wanted), reads(queue) {}
+
+        std::span<const Wanted> chunks;
+        bool in_place = false;
+        uint64_t start = 0; // of what is read, in the pack
+        uint64_t scratch = 0;
+        transfer::FileBatch reads;
+    };
+
+    void begin_some();
+    void finish_run(Run &run, const Damaged &damaged);
+    void read_again(const Wanted &chunk, bool exact, const Damaged &damaged);
+    void deliver(const Wanted &chunk, const uint8_t *stored, const Damaged &damaged);
 
     const PackFiles &files_;
+    transfer::FileQueue &queue_;
     transfer::Progress &progress_;
     const bool check_;
     Coder coder_;
-    Buffer scratch_;
-    uint64_t scratch_start_ = 0; // the offset in the pack of scratch_'s first byte
+    Buffer scratch_, again_;
+    std::span<const Wanted> left_; // not begun
+    std::deque<Run> runs_;         // last: what they read into goes after them
 };
 
 } // namespace woodfrog::packs

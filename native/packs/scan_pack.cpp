@@ -47,7 +47,7 @@ class ContentsReader {
   public:
     // `fds` maps pack 0 to the file.
     ContentsReader(const PackFiles &files, uint64_t length, Progress &progress)
-        : files_(files), length_(length), reader_(files, progress) {}
+        : files_(files), length_(length), reader_(files, queue_, progress) {}
 
     // Calls damaged(index within the segment, reason) for each chunk that is not whole.
     void read(const Segment &segment, const Damaged &damaged) {
@@ -93,6 +93,7 @@ class ContentsReader {
 
     const PackFiles &files_;
     const uint64_t length_;
+    transfer::FileQueue queue_;
     ChunkReader reader_;
     Buffer raw_, page_;
 };

@@ -14,6 +14,7 @@
 #include <numeric>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <utility>
 
 namespace woodfrog::packs {
 namespace {
@@ -33,6 +34,70 @@ uint64_t slot_bytes(const transfer::RingPart &ring, const UnpackOptions &options
     const uint64_t chunks = std::min(task_bytes, fair) / options.chunk_bytes;
     return std::max<uint64_t>(chunks, 1) * options.chunk_bytes;
 }
+
+// A thread's own.
+struct QueuedReader {
+    QueuedReader(const PackFiles &files, Progress &progress, bool check = true)
+        : reader(files, queue, progress, check) {}
+
+    transfer::FileQueue queue;
+    ChunkReader reader;
+};
+
+// One thread's tasks into the arena: while one is compared with its digests, the next is on its way.
+class ArenaFiller {
+  public:
+    ArenaFiller(transfer::Arena &arena, const Plan &plan, const std::vector<Task> &tasks, const PackFiles &files,
+                Progress &progress)
+        : arena_(arena), plan_(plan), tasks_(tasks), progress_(progress) {
+        for (int i = 0; i < (queue_.is_asynchronous() ? 2 : 1); i++)
+            reading_.push_back(std::make_unique<Reading>(files, queue_, progress));
+    }
+
+    void operator()(size_t number) {
+        progress_.check();
+        const Task &task = tasks_[number];
+        uint8_t *to = arena_.data() + plan_.chunk(task.first).place;
+        if (task.zero) {
+            transfer::write_zeros(to, task.size_bytes);
+            progress_.add(task.size_bytes);
+            return;
+        }
+        Reading &next = *reading_.back(); // finished
+        next.wanted = plan_.prepare(task, to);
+        next.size_bytes = task.size_bytes;
+        next.reader.begin(next.wanted);
+        std::rotate(reading_.begin(), reading_.begin() + 1, reading_.end());
+        finish(*reading_.back()); // the one before, or with nothing in flight this one
+    }
+
+    void finish() {
+        for (const auto &reading : reading_)
+            finish(*reading);
+    }
+
+  private:
+    struct Reading {
+        Reading(const PackFiles &files, transfer::FileQueue &queue, Progress &progress)
+            : reader(files, queue, progress) {}
+
+        std::vector<Wanted> wanted;
+        uint64_t size_bytes = 0;
+        ChunkReader reader;
+    };
+
+    void finish(Reading &reading) {
+        reading.reader.finish(throw_damaged);
+        progress_.add(std::exchange(reading.size_bytes, 0));
+    }
+
+    transfer::Arena &arena_;
+    const Plan &plan_;
+    const std::vector<Task> &tasks_;
+    Progress &progress_;
+    transfer::FileQueue queue_;
+    std::vector<std::unique_ptr<Reading>> reading_;
+};
 
 // Sets the tasks of zeros in GPU memory.
 void set_zeros(const ChunkList &list, const Plan &plan, const std::vector<Task> &tasks, Progress &progress) {
@@ -140,11 +205,11 @@ void refill_from_packs(const std::vector<transfer::Piece> &pieces, const Stored 
         copies.size_bytes += task.size_bytes;
         data.push_back(&task);
     }
-    Pool<ChunkReader> readers;
+    Pool<QueuedReader> readers;
     transfer::refill_through(
         copies, ring, slot, transfer::thread_count(options.threads), progress, [&](size_t i, uint8_t *to) {
-            readers.with([&] { return std::make_unique<ChunkReader>(files, progress, options.check); },
-                         [&](ChunkReader &reader) { plan.fill(*data[i], to, reader); });
+            readers.with([&] { return std::make_unique<QueuedReader>(files, progress, options.check); },
+                         [&](QueuedReader &queued) { plan.fill(*data[i], to, queued.reader); });
         });
 }
 
@@ -157,18 +222,7 @@ void refill_arena_from_packs(transfer::Arena &arena, const std::vector<transfer:
     const Plan plan(operation, list, stored.digests, stored.locations, files);
     const std::vector<Task> tasks = plan.group(task_bytes, 0);
     progress.begin(list.size_bytes);
-    for_each_with(options.threads, tasks.size(), [&] {
-        return [&, reader = std::make_unique<ChunkReader>(files, progress)](size_t number) {
-            progress.check();
-            const Task &task = tasks[number];
-            uint8_t *to = arena.data() + plan.chunk(task.first).place;
-            if (task.zero)
-                transfer::write_zeros(to, task.size_bytes);
-            else
-                plan.fill(task, to, *reader);
-            progress.add(task.size_bytes);
-        };
-    });
+    for_each_with(options.threads, tasks.size(), [&] { return ArenaFiller(arena, plan, tasks, files, progress); });
 }
 
 void extract_from_packs(const std::vector<FilePiece> &pieces, const Cutting &cutting, const Stored &stored,
@@ -181,7 +235,7 @@ void extract_from_packs(const std::vector<FilePiece> &pieces, const Cutting &cut
     OutputFiles outputs(pieces);
     progress.begin(list.size_bytes);
     for_each_with(threads, tasks.size(), [&] {
-        return [&, reader = std::make_unique<ChunkReader>(files, progress), buffer = Buffer()](size_t number) mutable {
+        return [&, queued = std::make_unique<QueuedReader>(files, progress), buffer = Buffer()](size_t number) mutable {
             progress.check();
             const Task &task = tasks[number];
             const transfer::Chunk &chunk = plan.chunk(task.first);
@@ -190,7 +244,7 @@ void extract_from_packs(const std::vector<FilePiece> &pieces, const Cutting &cut
                 outputs.make_hole(piece, chunk.place, task.size_bytes);
             } else {
                 uint8_t *data = buffer.at_least(task.size_bytes);
-                plan.fill(task, data, *reader);
+                plan.fill(task, data, queued->reader);
                 outputs.write(piece, data, task.size_bytes, chunk.place);
             }
             progress.add(task.size_bytes);
@@ -241,7 +295,7 @@ std::vector<size_t> check_packs(const Stored &stored, unsigned threads, Progress
 
     std::mutex mutex;
     for_each_with(threads, starts.size() - 1, [&] {
-        return [&, reader = std::make_unique<ChunkReader>(files, progress), buffer = Buffer()](size_t number) mutable {
+        return [&, queued = std::make_unique<QueuedReader>(files, progress), buffer = Buffer()](size_t number) mutable {
             std::vector<Wanted> wanted;
             uint64_t raw = 0;
             for (size_t i = starts[number]; i < starts[number + 1]; i++)
@@ -252,7 +306,7 @@ std::vector<size_t> check_packs(const Stored &stored, unsigned threads, Progress
                 wanted.push_back({position, stored.digests[position], stored.locations[position], to});
                 to += round_up(wanted.back().location.raw, page_bytes);
             }
-            reader->read(wanted, [&](size_t position, const std::string &) {
+            queued->reader.read(wanted, [&](size_t position, const std::string &) {
                 std::lock_guard lock(mutex);
                 bad.push_back(position);
             });

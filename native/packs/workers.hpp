@@ -12,7 +12,8 @@ namespace woodfrog::packs {
 
 // Each of up to `threads` (0: see thread_count) threads calls make() once, and then what it returned for every number
 // below `count` that it takes; numbers are taken in order. After a failure no further one is taken; the failure that
-// comes out is as of run_parallel.
+// comes out is as of run_parallel. Work that leaves something in flight has a finish(), which is called when no number
+// is left, or when another thread has failed: what was taken is finished, so that the lowest damaged chunk is told.
 template <typename Make> void for_each_with(unsigned threads, size_t count, const Make &make) {
     std::atomic<size_t> next{0};
     const size_t useful = std::min<size_t>(transfer::thread_count(threads), std::max<size_t>(count, 1));
@@ -21,9 +22,11 @@ template <typename Make> void for_each_with(unsigned threads, size_t count, cons
         while (!failure.happened()) {
             const size_t number = next++;
             if (number >= count)
-                return;
+                break;
             work(number);
         }
+        if constexpr (requires { work.finish(); })
+            work.finish();
     });
 }
 

@@ -4,7 +4,7 @@
 
 #include "scan_pack.hpp"
 #include "segment.hpp"
-#include "transfer/file.hpp"
+#include "transfer/file_queue.hpp"
 #include "workers.hpp"
 
 #include <algorithm>
@@ -67,14 +67,14 @@ uint64_t total_bytes(const Packed<SourceChunk> &chunks) {
     return total;
 }
 
-// With chunks of many MiB (a segment each) fewer threads than asked for, because each may hold a segment three times:
-// read, encoded, gathered.
+// With chunks of many MiB (a segment each) fewer threads than asked for, because each may hold two segments (one being
+// written) three times: read, encoded, gathered.
 unsigned affordable_threads(unsigned asked, const Packed<SourceChunk> &chunks) {
     constexpr uint64_t most_memory_bytes = 1ull << 30;
     uint64_t segment = segment_raw_bytes;
     for (size_t i = 0; i < chunks.size(); i++)
         segment = std::max<uint64_t>(segment, chunks[i].size);
-    const auto most = static_cast<unsigned>(most_memory_bytes / (3 * segment)); // 5 to 42
+    const auto most = static_cast<unsigned>(most_memory_bytes / (6 * segment)); // 2 to 21
     return std::min(transfer::thread_count(asked), most);
 }
 
@@ -152,12 +152,13 @@ class PackWriter {
     std::map<uint64_t, Digest> headers_; // by offset
 };
 
-// One thread's work on one segment after the other.
+// One thread's work on one segment, and later on another.
 class SegmentWriter {
   public:
-    explicit SegmentWriter(PackWriter &pack) : pack_(pack) {}
+    SegmentWriter(PackWriter &pack, transfer::FileQueue &queue) : pack_(pack), writes_(queue) {}
 
-    void write(size_t first, size_t end) {
+    // Begins to write the chunks from `first` to `end`, or does it. `finish` comes before the next segment.
+    void begin(size_t first, size_t end) {
         gather(first, end);
         verify(first);
         encode();
@@ -178,7 +179,14 @@ class SegmentWriter {
         }
     }
 
-    // Of the segment written last.
+    // The segment that was begun, if there is one, is in the file afterwards.
+    void finish() {
+        writes_.wait();
+        pack_.progress.add(raw_bytes());
+        raw_.clear();
+    }
+
+  private:
     uint64_t raw_bytes() const {
         uint64_t total = 0;
         for (const Bytes &raw : raw_)
@@ -186,7 +194,6 @@ class SegmentWriter {
         return total;
     }
 
-  private:
     // Where each chunk's bytes are in memory; those of files are read first.
     void gather(size_t first, size_t end) {
         uint64_t read = 0;
@@ -273,13 +280,13 @@ class SegmentWriter {
 
     void write_directly(uint64_t offset, const uint8_t *header) {
         const uint64_t header_size = header_bytes(segment_.size());
-        pack_.file().write(header, header_size, offset);
+        writes_.write(pack_.file(), header, header_size, offset);
         for (size_t first = 0, i = 1; i <= stored_.size(); i++) {
             if (i < stored_.size() && continues(i))
                 continue;
             const uint64_t size = places_[i - 1] + stored_[i - 1].size - places_[first];
             pack_.progress.check();
-            pack_.file().write(stored_[first].data, size, offset + header_size + places_[first]);
+            writes_.write(pack_.file(), stored_[first].data, size, offset + header_size + places_[first]);
             first = i;
         }
     }
@@ -296,7 +303,7 @@ class SegmentWriter {
             end = places_[i] + stored_[i].size;
         }
         std::memset(payload + payload_end_, 0, payload_bytes_ - payload_end_);
-        pack_.file().write(whole, header_size + payload_bytes_, offset);
+        writes_.write(pack_.file(), whole, header_size + payload_bytes_, offset);
     }
 
     PackWriter &pack_;
@@ -306,6 +313,36 @@ class SegmentWriter {
     std::vector<SegmentRecord> segment_;
     std::vector<uint64_t> places_;
     uint64_t payload_end_ = 0, payload_bytes_ = 0;
+    transfer::FileBatch writes_; // last: what it writes from goes after it
+};
+
+// One thread's segments: while one is on its way to the disk, the next is hashed and encoded.
+class SegmentWriters {
+  public:
+    SegmentWriters(PackWriter &pack, const std::vector<size_t> &starts) : pack_(pack), starts_(starts) {
+        for (int i = 0; i < (queue_.is_asynchronous() ? 2 : 1); i++)
+            writers_.push_back(std::make_unique<SegmentWriter>(pack, queue_));
+    }
+
+    void operator()(size_t segment) {
+        pack_.progress.check();
+        writers_.front()->finish(); // the one that was begun before the last one
+        writers_.front()->begin(starts_[segment], starts_[segment + 1]);
+        if (!queue_.is_asynchronous())
+            writers_.front()->finish();
+        std::rotate(writers_.begin(), writers_.begin() + 1, writers_.end());
+    }
+
+    void finish() {
+        for (const auto &writer : writers_)
+            writer->finish();
+    }
+
+  private:
+    PackWriter &pack_;
+    const std::vector<size_t> &starts_;
+    transfer::FileQueue queue_;
+    std::vector<std::unique_ptr<SegmentWriter>> writers_;
 };
 
 } // namespace
@@ -319,13 +356,8 @@ Written write_pack(int fd, const Packed<SourceChunk> &chunks, const std::vector<
     try {
         if (options.compression.mode == Compress::none)
             pack.file().reserve(pack.start(), uncompressed_bytes(chunks, starts));
-        for_each_with(affordable_threads(options.threads, chunks), starts.size() - 1, [&] {
-            return [&, writer = std::make_unique<SegmentWriter>(pack)](size_t segment) {
-                progress.check();
-                writer->write(starts[segment], starts[segment + 1]);
-                progress.add(writer->raw_bytes());
-            };
-        });
+        for_each_with(affordable_threads(options.threads, chunks), starts.size() - 1,
+                      [&] { return SegmentWriters(pack, starts); });
     } catch (...) {
         // What was begun is no use to anybody and takes room; if this fails the caller's removal of the file must do.
         [[maybe_unused]] const int ignored = ftruncate(fd, static_cast<off_t>(pack.start()));

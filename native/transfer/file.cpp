@@ -41,6 +41,8 @@ File::File(int fd, Use use) : fd_(fd), buffered_fd_(fd) {
         throw_errno(errno, operation, "descriptor " + std::to_string(fd));
     if (!S_ISREG(status.st_mode) && !S_ISBLK(status.st_mode))
         throw_invalid(operation, "the descriptor is neither a file nor a block device");
+    struct statfs filesystem{};
+    in_memory_ = S_ISREG(status.st_mode) && fstatfs(fd, &filesystem) == 0 && filesystem.f_type == TMPFS_MAGIC;
     if (flags & O_DIRECT)
         buffered_fd_ = reopen(fd, access);
     else if (!cached)
@@ -68,7 +70,7 @@ void File::reserve(uint64_t offset, uint64_t size) {
         return;
     // tmpfs has no cheaper way to reserve than to clear every page, on one thread: there a look at the room must do.
     struct statfs filesystem{};
-    if (fstatfs(fd_, &filesystem) == 0 && filesystem.f_type == TMPFS_MAGIC &&
+    if (in_memory_ && fstatfs(fd_, &filesystem) == 0 &&
         (filesystem.f_blocks == 0 || static_cast<uint64_t>(filesystem.f_bavail) * filesystem.f_bsize >= size))
         return;
     while (fallocate(fd_, 0, static_cast<off_t>(offset), static_cast<off_t>(size)) != 0) {

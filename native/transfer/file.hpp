@@ -30,12 +30,19 @@ class File {
     // The same; a file that ends too early is an error (-ENODATA).
     void read(void *data, size_t size, uint64_t offset);
 
+    // The descriptor for a request to be left in flight, past the page cache; -1 if the whole of it cannot go that way,
+    // or if that would be no disk (in memory, nothing is gained by waiting for it).
+    int queueable_descriptor(const void *data, size_t size, uint64_t offset) const {
+        return in_memory_ ? -1 : direct_descriptor(data, size, offset);
+    }
+
   private:
     int direct_descriptor(const void *data, size_t size, uint64_t offset) const;
 
     int fd_;             // borrowed
     int direct_fd_ = -1; // ours, with O_DIRECT
     int buffered_fd_;    // fd_, or ours without O_DIRECT if fd_ has it
+    bool in_memory_ = false;
 };
 
 } // namespace woodfrog::transfer

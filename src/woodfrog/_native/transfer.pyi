@@ -329,6 +329,21 @@ class ChunkIndex:
     def digests(self) -> bytes:
         """All digests, each once, in no particular order."""
 
+def choose_file_io(choice: str) -> None:
+    """How packs are written and read from now on in this process: "uring" (each thread has several requests in flight;
+    TransferError where the kernel has none for us), "threads" (each thread waits for each), or "auto", which is the one
+    that measured better where it can be had. At the start the environment variable WOODFROG_FILE_IO says it. Files in
+    memory, and what goes through the page cache, are always read and written by threads."""
+
+def file_io() -> str:
+    """ "uring" or "threads": what would be used now."""
+
+def uring_trouble() -> str | None:
+    """Why this process cannot use io_uring; None if it can. Asked of the kernel once."""
+
+def uring_requests() -> int:
+    """How many requests the rings of this process have finished."""
+
 def select_rows(table: bytes, positions: bytes, row_bytes: int) -> bytes:
     """The rows of a packed table (rows of row_bytes, back to back) at these positions (u32), in their order."""
 

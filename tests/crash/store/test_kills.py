@@ -10,7 +10,9 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
+import file_ways
 import pytest
 from crash_rounds import Rounds
 
@@ -43,6 +45,24 @@ def test_a_process_killed_at_any_moment_hurts_no_image(make_rounds: Callable[[st
             assert rounds.run("prune", chosen.randrange(1 << 30)) == 0, rounds.errors()
             rounds.check()
     assert rounds.images_checked >= ROUNDS
+
+
+@pytest.mark.parametrize("way", file_ways.WAYS)
+def test_a_writer_killed_with_writes_in_flight_hurts_no_image(tmp_path: Path, way: str) -> None:
+    """On a disk, where there is something to be in flight; the other rounds are in memory."""
+    with file_ways.chosen(way):  # skips where the kernel has no ring for us
+        rounds = Rounds(tmp_path)
+    chosen = random.Random(way)
+    try:
+        for _ in range(ROUNDS):
+            pid = rounds.begin("write", chosen.randrange(1 << 30), WOODFROG_FILE_IO=way)
+            assert_orderly(rounds, kill_some(rounds, [pid], chosen))
+            rounds.check()
+        assert rounds.run("write", 1, WOODFROG_FILE_IO=way) == 0, rounds.errors()
+        rounds.check()
+    finally:
+        rounds.close()
+    assert rounds.images_checked > 0
 
 
 def test_two_writers_and_a_pruner_killed_at_any_moment_hurt_no_image(make_rounds: Callable[[str], Rounds]) -> None:

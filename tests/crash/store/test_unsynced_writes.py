@@ -9,12 +9,14 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+import file_ways
 import pytest
 import store_images
 from recorded_disk import Recording, State
 from store_images import CHUNK_BYTES
 from store_worker import data_of
 
+from woodfrog._native import transfer
 from woodfrog.errors import WoodfrogError
 from woodfrog.store import files
 from woodfrog.store.open import open_store
@@ -60,15 +62,19 @@ def life(recording: Recording, place: Path) -> None:
     write(recording, place, "c@1")
 
 
-@pytest.fixture(scope="module")
-def recording(tmp_path_factory: pytest.TempPathFactory) -> Recording:
+@pytest.fixture(scope="module", params=file_ways.WAYS)
+def recording(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Recording:
+    """What is in a file counts as of its last fsync, so what rings write is recorded like all else: that nothing was
+    still on its way then is what `check_complete` shows."""
     root = tmp_path_factory.mktemp("recorded") / "store"
     root.mkdir(0o700)
     recorded = Recording(root)
-    with pytest.MonkeyPatch.context() as patch:
+    before = transfer.uring_requests()
+    with pytest.MonkeyPatch.context() as patch, file_ways.chosen(request.param):
         patch.setattr(DiskTier, "pack_bytes", 8 * CHUNK_BYTES)
         with recorded.recording(patch):
             life(recorded, root)
+    assert files.is_in_memory(root) or (transfer.uring_requests() > before) == (request.param == "uring")
     return recorded
 
 

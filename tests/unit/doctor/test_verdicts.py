@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from woodfrog._native import transfer
 from woodfrog.cpu import criu
-from woodfrog.doctor import gpu, machine, tools
+from woodfrog.doctor import gpu, host, machine, tools
 from woodfrog.doctor.checks import Check, Verdict
 from woodfrog.driver import devices, features
 
@@ -62,3 +63,23 @@ def test_what_a_criu_cannot_do_on_this_kernel_is_a_warning(
     assert first.verdict is Verdict.OK
     assert [check.verdict for check in others] == ([Verdict.WARNING] if warned else [])
     assert all("network sockets" in check.finding and check.fix for check in others)
+
+
+@pytest.mark.parametrize(
+    ("way", "trouble", "verdict", "said"),
+    [
+        ("uring", None, Verdict.OK, "io_uring"),
+        ("threads", None, Verdict.OK, "WOODFROG_FILE_IO"),
+        ("threads", "io_uring is forbidden here", Verdict.WARNING, "forbidden"),
+        ("uring", "io_uring is forbidden here", Verdict.WARNING, "forbidden"),
+    ],
+)
+def test_how_the_disk_is_read_and_written_is_told(
+    monkeypatch: pytest.MonkeyPatch, way: str, trouble: str | None, verdict: Verdict, said: str
+) -> None:
+    monkeypatch.setattr(transfer, "file_io", lambda: way)
+    monkeypatch.setattr(transfer, "uring_trouble", lambda: trouble)
+    (check,) = host.check_file_io()
+    assert check.verdict is verdict
+    assert said in check.finding
+    assert bool(check.fix) == (verdict is Verdict.WARNING)

@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,10 +15,21 @@ from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "support"))
+
+import file_ways
+
 from woodfrog._native import paths
 from woodfrog.daemon.keeper_client import KeeperClient
 
 DEADLINE_S = 30.0
+
+
+@pytest.fixture(params=file_ways.WAYS)
+def file_way(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Packs are read and written by io_uring, and again by threads."""
+    with file_ways.chosen(request.param) as way:
+        yield way
 
 
 class Keeper:

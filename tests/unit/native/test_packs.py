@@ -19,6 +19,9 @@ from woodfrog._native import transfer
 from . import packing
 from .packing import CHUNK, KIB, MIB, PAGE, digest, filled, floats, new_file, noise, reading, text
 
+pytestmark = pytest.mark.usefixtures("file_way")
+
+
 MODES = ["none", "lz4", "zstd", "auto"]
 SIZES = [1, 15, 16, 17, 255, PAGE - 1, PAGE, PAGE + 1, 64 * KIB - 1, 64 * KIB, 100_001, MIB]
 

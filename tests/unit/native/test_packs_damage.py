@@ -20,6 +20,9 @@ from woodfrog._native import transfer
 from . import packing
 from .packing import KIB, LZ4, MIB, PAGE, RAW, SPLIT_ZSTD, ZSTD, Location, build_header, digest, filled, noise, text
 
+pytestmark = pytest.mark.usefixtures("file_way")
+
+
 LARGEST_RAW = 64 * MIB
 
 

@@ -15,6 +15,9 @@ from woodfrog._native import transfer
 from . import packing
 from .packing import KIB, MIB, filled, floats, new_file, noise
 
+pytestmark = pytest.mark.usefixtures("file_way")
+
+
 DISK_BYTES = 8 * MIB
 
 

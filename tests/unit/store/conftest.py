@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shutil
@@ -13,13 +14,14 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "support"))
 
+import file_ways
 from s3_server import S3Server
 from store_places import Place
 
 from woodfrog.store.store import Store
 from woodfrog.store.tiers.ram import SHARED_MEMORY
 
-TIERS = ("disk", "ram", "s3")
+TIERS = ("disk", "disk by threads", "ram", "s3")  # `disk` by io_uring
 
 
 @pytest.fixture(scope="session")
@@ -48,6 +50,7 @@ def make_place(
             place = Place(f"ram:test-{token}")
             memory.append(SHARED_MEMORY / f"woodfrog-{os.geteuid()}" / f"test-{token}")
         else:
+            assert tier.startswith("disk"), tier
             place = Place(str(tmp_path / f"store-{token}"))
         made.append(place)
         return place
@@ -60,8 +63,12 @@ def make_place(
 
 
 @pytest.fixture(params=TIERS)
-def place(request: pytest.FixtureRequest, make_place: Callable[[str], Place]) -> Place:
-    return make_place(request.param)
+def place(request: pytest.FixtureRequest, make_place: Callable[[str], Place]) -> Iterator[Place]:
+    ways = {"disk": "uring", "disk by threads": "threads"}
+    with contextlib.ExitStack() as stack:
+        if request.param in ways:
+            stack.enter_context(file_ways.chosen(ways[request.param]))
+        yield make_place(request.param)
 
 
 @pytest.fixture
