@@ -21,7 +21,7 @@ from woodfrog.store.indexes import IndexedPack
 from woodfrog.store.records import CHUNK_BYTES, raw_sizes_of, stored_sizes_of
 from woodfrog.store.tiers.protocol import TemporaryFile, Tier
 
-_IN_FLIGHT = 2  # packs being made durable beside those being filled: bounds the room that a remote tier's spool takes
+_IN_FLIGHT = 2  # packs being sent beside the one being filled: bounds the room that a remote tier's spool takes
 PACKS_ON_THE_WAY = _IN_FLIGHT + 1  # the most that are in files of their own, on a remote tier
 _MOST_LANES = 16  # a tmpfs takes 2 GB/s into one file; memory carries no more than that many
 _LANE_BYTES = 64 << 20  # less than this for each is not worth a lane: a pack of its own, and a thread
@@ -64,6 +64,7 @@ class Packer:
     def __init__(self, tier: Tier, chunk_bytes: int) -> None:
         self._tier = tier
         self._chunk_bytes = chunk_bytes
+        self._at_once = _MOST_LANES if tier.local else _IN_FLIGHT  # packs being made durable
         self._in_memory = tier.local and files.is_in_memory(tier.spool)
         self._open: list[_Growing] = []  # with room for more, and in no lane's hands
         self._sealed: list[tuple[_Growing, Future[None]]] = []
@@ -183,15 +184,15 @@ class Packer:
     def _seal(self, growing: _Growing) -> None:
         with self._sealing:
             if self._pool is None:
-                self._pool = ThreadPoolExecutor(_IN_FLIGHT, thread_name_prefix="woodfrog-pack")
+                self._pool = ThreadPoolExecutor(self._at_once, thread_name_prefix="woodfrog-pack")
             waiting = [future for _, future in self._sealed if not future.done()]
             self._sealed.append((growing, self._pool.submit(self._secure, growing)))
-        if len(waiting) >= _IN_FLIGHT:
+        if len(waiting) >= self._at_once:
             waiting[0].result()
 
     def _secure(self, growing: _Growing) -> None:
         if self._tier.local:
-            files.sync(growing.file.fd)
+            growing.file.sync()
             return
         self._tier.put_files([(keys.pack_key(growing.name), growing.file)])
         growing.file.close()  # its room is needed for the next one

@@ -21,10 +21,16 @@ class ScratchFile:
         self._scratch = scratch
         self.name: str | None = name
         self._fd = fd
+        self._synced = False
 
     @property
     def fd(self) -> int:
         return self._fd
+
+    def sync(self) -> None:
+        if not self._synced:
+            files.sync(self._fd)
+            self._synced = True
 
     def close(self) -> None:
         if self.name is not None:

@@ -3,6 +3,7 @@ well."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import stat
@@ -456,3 +457,54 @@ def test_a_held_flock_of_another_kind_is_waited_for_only_so_long(tmp_path: Path)
     finally:
         os.close(descriptor)
         tier.close()
+
+
+def test_many_files_get_their_keys_once_each_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Synced side by side, each once, all before the first has its name; then the directories, the deepest first."""
+    steps: list[str] = []
+    sync, rename = files.sync, os.rename
+
+    def noted_sync(descriptor: int) -> None:
+        path = Path(f"/proc/self/fd/{descriptor}").readlink()
+        sync(descriptor)
+        steps.append(f"sync {path.relative_to(tmp_path / 'store')}")
+
+    def noted_rename(source: str, target: str, *, src_dir_fd: int, dst_dir_fd: int) -> None:
+        rename(source, target, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+        steps.append("rename")
+
+    tier = DiskTier(tmp_path / "store")
+    monkeypatch.setattr(files, "sync", noted_sync)
+    monkeypatch.setattr(os, "rename", noted_rename)
+    made = [(keys.pack_key(bytes([number]) * 32), tier.new_file()) for number in range(20)]
+    for _, file in made:
+        os.write(file.fd, b"a pack")
+    made[3][1].sync()
+    tier.put_files(made)
+    names = [step for step in steps if step.startswith("sync tmp/")]
+    assert len(names) == len(set(names)) == 20
+    assert steps[20:40] == ["rename"] * 20
+    assert sorted(steps[40:60]) == sorted(f"sync packs/{bytes([number]).hex()}" for number in range(20))
+    assert steps[60:] == ["sync packs", "sync ."]
+    for _, file in made:
+        file.close()
+    tier.close()
+
+
+def test_a_file_that_cannot_be_synced_gets_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tier = DiskTier(tmp_path / "store")
+    made = [(keys.pack_key(bytes([number]) * 32), tier.new_file()) for number in range(5)]
+    sync = files.sync
+
+    def failing(descriptor: int) -> None:
+        if descriptor == made[2][1].fd:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        sync(descriptor)
+
+    monkeypatch.setattr(files, "sync", failing)
+    with pytest.raises(OSError, match="Input/output"):
+        tier.put_files(made)
+    assert list(tier.list("packs/")) == []
+    for _, file in made:
+        file.close()
+    tier.close()

@@ -11,8 +11,10 @@ import contextlib
 import os
 import stat
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 from woodfrog._native.transfer import Progress
 from woodfrog.errors import BadImageError, NotFoundError, RefusedError, UsageError, WoodfrogError
@@ -28,6 +30,8 @@ _DIRECTORIES = ("packs", "index", "images", "locks", _TMP)
 _RESERVE = "reserve"
 RESERVE_BYTES = 1 << 20  # room for a mark and for the index of some ten thousand chunks on a disk that is full
 _OWN = {*_DIRECTORIES, _RESERVE, keys.CONFIG}
+_SYNCS_AT_ONCE = 16
+_T = TypeVar("_T")
 PACK_BYTES = 512 << 20  # few enough files for an image of hundreds of GB, small enough to be rewritten by prune
 
 
@@ -143,6 +147,7 @@ class DiskTier:
 
     def put_files(self, items: Sequence[tuple[str, TemporaryFile]]) -> None:
         with self._telling_full():
+            _side_by_side(lambda file: file.sync(), [file for _, file in items])
             for key, file in items:
                 assert isinstance(file, ScratchFile)
                 self._put_file(key, file)
@@ -302,7 +307,6 @@ class DiskTier:
         return file
 
     def _put_file(self, key: str, file: ScratchFile) -> None:
-        files.sync(file.fd)
         directory, name = self._directory_of(key)
         try:
             assert file.name is not None, "a file gets a key once"
@@ -340,15 +344,19 @@ class DiskTier:
         for key in changed:
             parts = key.split("/")[:-1]
             paths.update("/".join(parts[: depth + 1]) for depth in range(len(parts)))
-        for path in sorted(paths, key=lambda path: (-path.count("/"), path == "", path)):
-            try:
-                descriptor = self._open_directory(path)
-            except FileNotFoundError:
-                continue  # nothing was deleted there
-            try:
-                files.sync(descriptor)
-            finally:
-                os.close(descriptor)
+        deepest = max(map(_depth, paths))
+        for depth in range(deepest, -1, -1):
+            _side_by_side(self._sync_directory, [path for path in sorted(paths) if _depth(path) == depth])
+
+    def _sync_directory(self, path: str) -> None:
+        try:
+            descriptor = self._open_directory(path)
+        except FileNotFoundError:
+            return  # nothing was deleted there
+        try:
+            files.sync(descriptor)
+        finally:
+            os.close(descriptor)
 
     def _walk(self, descriptor: int, prefix: str, depth: int) -> Iterator[Listed]:
         with os.scandir(descriptor) as entries:
@@ -383,3 +391,20 @@ class DiskTier:
 
     def _telling_full(self) -> contextlib.AbstractContextManager[None]:
         return space.telling_full(self._path)
+
+
+def _depth(path: str) -> int:
+    return path.count("/") + 1 if path else 0
+
+
+def _side_by_side(sync: Callable[[_T], None], things: Sequence[_T]) -> None:
+    """One after the other each would wait for a transaction of the file system's of its own; together they share one.
+    Returns, or raises, when all have been tried."""
+    if len(things) < 2:
+        for thing in things:
+            sync(thing)
+        return
+    with ThreadPoolExecutor(min(len(things), _SYNCS_AT_ONCE), thread_name_prefix="woodfrog-sync") as pool:
+        tried = [pool.submit(sync, thing) for thing in things]
+    for future in tried:
+        future.result()

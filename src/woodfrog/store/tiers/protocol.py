@@ -31,6 +31,10 @@ class TemporaryFile(Protocol):
     def fd(self) -> int:
         """For reading and writing; it stays the file's."""
 
+    def sync(self) -> None:
+        """Its bytes are durable; nothing may be written afterwards. What was not synced, `put_files` syncs where that
+        is needed."""
+
     def close(self) -> None:
         """Removes the file, unless it was given a key. Calling it again does nothing."""
 
