@@ -18,6 +18,7 @@ class FailingProxy:
     def __init__(self, endpoint: str) -> None:
         self.judge: Judge = lambda method, path: None
         self.seen: list[tuple[str, str]] = []
+        self.passed: list[tuple[str, str, int]] = []  # answered by the server; the body's bytes
         server = endpoint.removeprefix("http://")
         proxy = self
 
@@ -40,6 +41,7 @@ class FailingProxy:
                     connection.endheaders(body)
                     answer = connection.getresponse()
                     content = answer.read()
+                    proxy.passed.append((self.command, self.path, len(body)))
                     if verdict == "lost":
                         self.close_connection = True
                         return

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -61,7 +61,10 @@ class _Job:
 class Packer:
     """Owns its temporary files until `finish` or `close`. Not for several threads at once."""
 
-    def __init__(self, tier: Tier, chunk_bytes: int) -> None:
+    def __init__(self, tier: Tier, chunk_bytes: int, sent: Callable[[IndexedPack], None] | None = None) -> None:
+        """`sent` is told, on a remote tier, of each pack that is durable there while others are still on their way: by
+        the thread that sent it, several at once. What it raises is a failure to make that pack durable."""
+        self._sent = sent
         self._tier = tier
         self._chunk_bytes = chunk_bytes
         self._at_once = _MOST_LANES if tier.local else _IN_FLIGHT  # packs being made durable
@@ -196,6 +199,8 @@ class Packer:
             return
         self._tier.put_files([(keys.pack_key(growing.name), growing.file)])
         growing.file.close()  # its room is needed for the next one
+        if self._sent is not None:
+            self._sent(growing.finished())
 
     def _drop(self, sealed: Sequence[tuple[_Growing, Future[None]]]) -> None:
         for growing, future in sealed:

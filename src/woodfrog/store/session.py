@@ -6,6 +6,8 @@ its manifest is published. The order packs, index, manifest is the safety: it mu
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,10 +19,12 @@ from woodfrog.faults import fault_point
 from woodfrog.store import images, indexes, keys, names, space
 from woodfrog.store.catalogue import Catalogue, View
 from woodfrog.store.entries import Hold
+from woodfrog.store.indexes import IndexedPack
 from woodfrog.store.packing import Packer
 from woodfrog.store.records import ABSENT, DIGEST_BYTES, pack_column, positions_of, select_rows
 from woodfrog.store.tiers.protocol import Tier
 
+INDEX_EVERY_S = 10.0  # while packs go to a remote tier: what a killed writer has sent in vain is what it sent since
 _ATTEMPTS = 1000  # numbers tried in a row: that many writers of one name at once are none of ours
 
 
@@ -36,7 +40,11 @@ class WriteSession:
         self._hold = hold
         self._unflushed = ChunkIndex(chunk_bytes)  # no other session may rely on what is in here
         self._unflushed_calls = 0
-        self._packer = Packer(tier, chunk_bytes)
+        self._packer = Packer(tier, chunk_bytes, self._sent)
+        self._sending = threading.Lock()  # of the three below
+        self._unindexed: list[IndexedPack] = []  # durable on a remote tier
+        self._indexed: set[bytes] = set()  # names of packs that this session wrote an index of while it went on
+        self._index_due_s = time.monotonic() + INDEX_EVERY_S
         self._work_directory: Path | None = None
         self._open = True  # more can be written
         self._ended = False  # nothing of it is left
@@ -189,13 +197,27 @@ class WriteSession:
             give_up()
             raise
 
+    def _sent(self, pack: IndexedPack) -> None:
+        """By a thread of the packer's: from time to time what has gone a long way is put into the index, so that a
+        writer which is killed has not sent it in vain."""
+        with self._sending:
+            self._unindexed.append(pack)
+            if time.monotonic() < self._index_due_s:
+                return
+            self._hold.check()
+            indexes.write(self._tier, self._unindexed)
+            self._indexed.update(pack.name for pack in self._unindexed)
+            self._unindexed = []
+            self._index_due_s = time.monotonic() + INDEX_EVERY_S
+
     def _flush(self) -> None:
         packs = self._packer.finish()
         if not packs:
             return
         fault_point("store.packs.durable")
         self._hold.check()
-        indexes.write(self._tier, packs)
+        indexes.write(self._tier, [pack for pack in packs if pack.name not in self._indexed])
+        self._unindexed = []  # nothing is under way any more
         fault_point("store.index.durable")
         self._catalogue.add(self._view, packs)
         self._unflushed = ChunkIndex(self._chunk_bytes)

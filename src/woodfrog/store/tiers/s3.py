@@ -35,7 +35,7 @@ from woodfrog.store.scratch import Scratch, ScratchFile, default_scratch
 from woodfrog.store.tiers import object_lock
 from woodfrog.store.tiers.protocol import Listed, TemporaryFile
 
-PACK_BYTES = 128 << 20  # an interrupted upload of a pack is begun anew: this much is lost at most
+PACK_BYTES = 128 << 20  # a pack whose writer is gone is sent anew: what was sent of it is lost
 PART_BYTES = 16 << 20  # of uploads and downloads: S3 asks for 5 MiB and more, and a link is filled by a few of these
 PARTS_IN_FLIGHT = 8  # of one upload; two packs are sent at a time
 RANGES_IN_FLIGHT = 16  # of all downloads
