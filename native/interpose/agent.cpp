@@ -141,8 +141,11 @@ class Agent {
             if (type == Type::return_batch) {
                 if (!take_batch(packet, began))
                     return lost();
-            } else if (!answer(packet, obey(type, packet), began)) {
-                return lost();
+            } else {
+                const Outcome outcome = obey(type, packet);
+                packet.fds.clear(); // before the daemon goes on: it may have CRIU look at this process
+                if (!answer(packet, outcome, began))
+                    return lost();
             }
             if (type == Type::resume && state_ == State::running)
                 settle_control_memory(); // takes some 30 ms, and the target runs already
@@ -343,11 +346,21 @@ class Agent {
         if (state_ != State::running)
             return wrong_state("control_memory");
         memcpy(&body, packet.payload.data(), sizeof(body));
-        if (body.offer == 0) {
+        if (packet.fds.size() != (body.offer == WF_CONTROL_SHARED ? 1 : 0))
+            return {Status::bad_message, CUDA_SUCCESS, 0, "control_memory has the wrong number of descriptors"};
+        switch (body.offer) {
+        case WF_CONTROL_WITHDRAW:
             settle_control_memory();
             return {};
+        case WF_CONTROL_OWN:
+            return {Status::ok, CUDA_SUCCESS, offer_control_memory(body.bytes), ""};
+        case WF_CONTROL_ASK:
+            return {Status::ok, CUDA_SUCCESS, wanted_control_memory(body.bytes), ""};
+        case WF_CONTROL_SHARED:
+            return {Status::ok, CUDA_SUCCESS, offer_shared_control_memory(packet.fds.data()[0], body.bytes), ""};
+        default:
+            return {Status::bad_message, CUDA_SUCCESS, body.offer, "an unknown kind of control_memory"};
         }
-        return {Status::ok, CUDA_SUCCESS, offer_control_memory(body.bytes), ""};
     }
 
     // A batch of returned handles; the reply follows the last one and tells the first failure.

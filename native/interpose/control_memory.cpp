@@ -3,6 +3,8 @@
 // thread, in a signal handler too: no lock, an offer is taken by one exchange.
 #include "control_memory.hpp"
 
+#include "kept_fd.hpp"
+
 #include <atomic>
 #include <cstdint>
 #include <cstdlib>
@@ -26,6 +28,7 @@ constexpr size_t piece_bytes = size_t{64} << 20; // populated at once
 
 std::atomic<uintptr_t> offered{0}; // address; its size was stored before
 std::atomic<size_t> offered_bytes{0};
+std::atomic<bool> offered_shared{false}; // of a file, which cannot be made longer here
 std::atomic<size_t> taken_bytes{0};
 std::atomic<size_t> learned_bytes{0};
 std::atomic<bool> watching{false}; // from an offer until it is settled
@@ -62,6 +65,9 @@ void *take(size_t length) {
     auto *memory = reinterpret_cast<uint8_t *>(base);
     if (size > length) {
         unmap_now(memory + length, size - length);
+    } else if (size < length && offered_shared.load(std::memory_order_relaxed)) {
+        unmap_now(memory, size);
+        return nullptr;
     } else if (size < length) {
         void *longer = mremap(memory, size, length, MREMAP_MAYMOVE);
         if (longer == MAP_FAILED) {
@@ -87,39 +93,95 @@ size_t populate(uint8_t *memory, size_t size) {
     return size;
 }
 
-} // namespace
-
-size_t offer_control_memory(size_t bytes) {
-    settle_control_memory();
+bool is_setting(const char *value) {
     const char *wanted = getenv("WOODFROG_CONTROL_MEMORY");
-    if (wanted != nullptr && strcmp(wanted, "0") == 0)
-        return 0;
-    if (sysconf(_SC_PAGESIZE) != static_cast<long>(page_bytes))
-        return 0;
-    watching.store(true, std::memory_order_relaxed);
-    const size_t learned = learned_bytes.load(std::memory_order_relaxed);
-    const size_t size = round_up(learned != 0 ? learned : bytes, huge_page_bytes);
-    if (size < least_bytes)
-        return 0;
+    return wanted != nullptr && strcmp(wanted, value) == 0;
+}
+
+bool is_wanted() {
+    return !is_setting("0") && sysconf(_SC_PAGESIZE) == static_cast<long>(page_bytes);
+}
+
+// Address space that begins with a huge page; null if there is none.
+uint8_t *reserve(size_t size) {
     void *whole = map_now(nullptr, size + huge_page_bytes, PROT_READ | PROT_WRITE,
                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (whole == MAP_FAILED)
-        return 0;
+        return nullptr;
     const auto start = reinterpret_cast<uintptr_t>(whole);
     const uintptr_t base = round_up(start, huge_page_bytes);
     if (base > start)
         unmap_now(whole, base - start);
     auto *memory = reinterpret_cast<uint8_t *>(base);
     unmap_now(memory + size, start + huge_page_bytes - base);
+    return memory;
+}
+
+// Over a reservation of ours. A forked child must not be able to write where the driver saves this process's state.
+bool map_file(uint8_t *memory, size_t bytes, int fd) {
+    const ForkPause pause;
+    return map_now(memory, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) != MAP_FAILED &&
+           madvise(memory, bytes, MADV_DONTFORK) == 0;
+}
+
+void offer(uint8_t *memory, size_t size, bool shared) {
+    offered_bytes.store(size, std::memory_order_relaxed);
+    offered_shared.store(shared, std::memory_order_relaxed);
+    offered.store(reinterpret_cast<uintptr_t>(memory), std::memory_order_release);
+}
+
+} // namespace
+
+size_t wanted_control_memory(size_t bytes) {
+    if (!is_wanted() || is_setting("private"))
+        return 0;
+    const size_t learned = learned_bytes.load(std::memory_order_relaxed);
+    const size_t size = round_up(learned != 0 ? learned : bytes, huge_page_bytes);
+    return size < least_bytes ? 0 : size;
+}
+
+size_t offer_control_memory(size_t bytes) {
+    settle_control_memory();
+    if (!is_wanted())
+        return 0;
+    watching.store(true, std::memory_order_relaxed);
+    const size_t learned = learned_bytes.load(std::memory_order_relaxed);
+    const size_t size = round_up(learned != 0 ? learned : bytes, huge_page_bytes);
+    if (size < least_bytes)
+        return 0;
+    uint8_t *memory = reserve(size);
+    if (memory == nullptr)
+        return 0;
     madvise(memory, size, MADV_HUGEPAGE);
     const size_t ready = populate(memory, size);
     if (ready < size)
         unmap_now(memory + ready, size - ready);
     if (ready == 0)
         return 0;
-    offered_bytes.store(ready, std::memory_order_relaxed);
-    offered.store(base, std::memory_order_release);
+    offer(memory, ready, false);
     return ready;
+}
+
+size_t offer_shared_control_memory(int fd, size_t bytes) {
+    settle_control_memory();
+    if (wanted_control_memory(bytes) == 0 || bytes < least_bytes || bytes % huge_page_bytes != 0)
+        return 0;
+    watching.store(true, std::memory_order_relaxed);
+    uint8_t *memory = reserve(bytes);
+    if (memory == nullptr)
+        return 0;
+    if (!map_file(memory, bytes, fd)) {
+        unmap_now(memory, bytes);
+        return 0;
+    }
+    madvise(memory, bytes, MADV_HUGEPAGE); // where the machine's settings allow them for shared memory
+    // A file system that is full is told here; later it would be a signal in the driver's copy.
+    if (populate(memory, bytes) < bytes) {
+        unmap_now(memory, bytes);
+        return 0;
+    }
+    offer(memory, bytes, true);
+    return bytes;
 }
 
 size_t control_memory_taken() {
@@ -138,6 +200,10 @@ void settle_control_memory() {
 void control_memory_after_fork_in_child() {
     watching.store(false, std::memory_order_relaxed);
     driver_address.store(0, std::memory_order_relaxed);
+    if (offered_shared.exchange(false, std::memory_order_relaxed)) { // the child has none of that (MADV_DONTFORK)
+        offered.store(0, std::memory_order_relaxed);
+        freed_address.store(0, std::memory_order_relaxed);
+    }
     settle_control_memory();
 }
 

@@ -50,6 +50,10 @@ NB_MODULE(wire, m) {
     m.attr("AGENT_THREAD_NAME") = WF_AGENT_THREAD_NAME;
     m.attr("WAKE_SIGNAL_OFFSET") = WF_WAKE_SIGNAL_OFFSET;
     m.attr("FLAG_LAST") = WF_FLAG_LAST;
+    m.attr("CONTROL_WITHDRAW") = WF_CONTROL_WITHDRAW;
+    m.attr("CONTROL_OWN") = WF_CONTROL_OWN;
+    m.attr("CONTROL_ASK") = WF_CONTROL_ASK;
+    m.attr("CONTROL_SHARED") = WF_CONTROL_SHARED;
     m.attr("HEADER") = layout_header();
 
     nb::dict states, statuses, kinds, obstacles, messages;

@@ -40,6 +40,12 @@
 #define WF_HELD_CAPTURING 2u /* a capture is active: the gate is open still */
 #define WF_HELD_SUBMITTED_SHIFT 8
 #define WF_HELD_WAITING_SHIFT 32
+/* `control_memory`: what was offered and not taken is taken back; memory of the target's own; reply.value is how much
+   would be offered (0: none, or none of others); the whole memory behind the descriptor that comes with it */
+#define WF_CONTROL_WITHDRAW 0u
+#define WF_CONTROL_OWN 1u
+#define WF_CONTROL_ASK 2u
+#define WF_CONTROL_SHARED 3u
 #define WF_FLAG_LAST 1u /* header.flags: the last batch of a series */
 
 // The tables are laid out by hand: clang-format does not come to rest on them.
@@ -89,7 +95,7 @@
 #define WF_FIELDS_empty(F)
 #define WF_FIELDS_quiesce(F)                                                                                           \
     F(operation, uint64_t, 1, "Q") F(timeout_ms, uint32_t, 1, "I") F(admit, uint32_t, 1, "I")
-// offer 0: what was offered and not taken is taken back. bytes: what to make ready if the agent knows no better.
+// offer: WF_CONTROL_…; bytes: what to make ready if the agent knows no better.
 #define WF_FIELDS_control(F)                                                                                           \
     F(bytes, uint64_t, 1, "Q") F(offer, uint32_t, 1, "I") F(reserved, uint32_t, 1, "I")
 #define WF_FIELDS_reply(F)                                                                                             \

@@ -100,6 +100,8 @@ bool load_control_state() {
     bool whole = true;
     for (size_t i = 0; i < config().control_state_bytes / sizeof(uint64_t); i++)
         whole &= saved_state[i] == control_word(i);
+    if (config().scribbles && saved_state != nullptr)
+        saved_state[0] = 0;
     unmap_saved_state();
     return whole;
 }

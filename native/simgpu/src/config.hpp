@@ -21,6 +21,7 @@ struct Config {
     int driver_version = CUDA_VERSION;
     size_t control_state_bytes = 0;     // what a checkpoint maps and has populated, as the real driver does
     bool one_mapping = false;           // whether all device memory goes into that mapping, as the real driver has it
+    bool scribbles = false;             // whether a restore writes into that mapping, as no driver should
     bool multicast = false;             // whether multicast objects can be made
     std::string machine;                // "" or a name: devices of different machines share no memory
     std::optional<std::string> visible; // CUDA_VISIBLE_DEVICES

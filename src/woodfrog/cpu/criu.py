@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -102,15 +102,16 @@ class Criu:
         connections: bool = False,
         log_directory: Path | None = None,
         ghost_limit_bytes: int = options.GHOST_LIMIT_BYTES,
+        passed_over: Sequence[str] = (),
     ) -> Dumped:
         """Save the process tree below `pid` (CPU side only) into `directory`, which is created 0700 and must be empty.
 
         With `leave_running` the tree runs on afterwards; without, it is left stopped, for the caller to kill
         once the image is durable or to continue. `shell_job` None decides by the tree's session. `connections`:
-        all of the tree's TCP connections are between its own processes, and are saved. CRIU's log becomes part
-        of the image. On failure the tree runs on, the log is kept in `log_directory` if given (its end is in
-        the error's details either way), and RefusedError, NoSpaceError, TimeoutExceededError or WoodfrogError
-        says why.
+        all of the tree's TCP connections are between its own processes, and are saved. `passed_over`: names
+        (options.file_name) of files whose contents are the caller's affair. CRIU's log becomes part of the image.
+        On failure the tree runs on, the log is kept in `log_directory` if given (its end is in the error's details
+        either way), and RefusedError, NoSpaceError, TimeoutExceededError or WoodfrogError says why.
         """
         directory = directory.absolute()
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -137,6 +138,7 @@ class Criu:
                 unprivileged=_unprivileged(),
                 freeze_timeout_s=int(min(timeout_s, 3600)),
                 ghost_limit_bytes=ghost_limit_bytes,
+                passed_over=passed_over,
             )
             finished = _call(arguments, timeout_s, work)
             if finished.returncode != 0:
@@ -167,11 +169,13 @@ class Criu:
         timeout_s: float = 600.0,
         shell_job: bool = False,
         connections: bool = False,
+        inherited: Mapping[str, int] | None = None,
     ) -> Restored:
         """Bring the tree in `directory` back, with its old process numbers; returns when it runs.
 
         `directory` is only read. CRIU's log goes to `log_directory` as restore.log, if given; its end is in the details
-        of an error either way. Raises RefusedError before CRIU is called when a number or a file is not available.
+        of an error either way. `inherited`: descriptors (the caller's) for what the dump passed over, by its names.
+        Raises RefusedError before CRIU is called when a number or a file is not available.
         On failure nothing of the tree is left behind.
         """
         directory = directory.absolute()
@@ -189,9 +193,10 @@ class Criu:
                 shell_job=shell_job,
                 connections=connections,
                 unprivileged=_unprivileged(),
+                extra=options.inherited(inherited or {}),
             )
             began_ticks = processes.now_ticks()
-            finished = _call(arguments, timeout_s, work)
+            finished = _call(arguments, timeout_s, work, tuple((inherited or {}).values()))
             log = _log(work / options.RESTORE_LOG)
             if finished.returncode != 0:
                 processes.kill_remains(tasks, began_ticks)
@@ -256,8 +261,8 @@ def _from_environment() -> Path | None:
     return Path(value).absolute() if value else None
 
 
-def _call(arguments: list[str], timeout_s: float, work: Path) -> Finished:
-    return run(arguments, timeout_s=timeout_s, work_directory=work)
+def _call(arguments: list[str], timeout_s: float, work: Path, pass_fds: Sequence[int] = ()) -> Finished:
+    return run(arguments, timeout_s=timeout_s, work_directory=work, pass_fds=pass_fds)
 
 
 @contextlib.contextmanager

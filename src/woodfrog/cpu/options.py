@@ -1,11 +1,12 @@
 """Every option that woodfrog gives to CRIU, with its reason, in one place.
 
-Pure: from a request to an argument list. Must never look at the machine or at a process.
+From a request to an argument list. Must never look at the machine or at another process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 DUMP_LOG = "dump.log"
@@ -78,6 +79,7 @@ def dump(
     unprivileged: bool,
     freeze_timeout_s: int,
     ghost_limit_bytes: int = GHOST_LIMIT_BYTES,
+    passed_over: Sequence[str] = (),
 ) -> list[str]:
     """`leave_running` False leaves the tree stopped, not killed: it is the only copy until the image is durable."""
     return [
@@ -103,7 +105,21 @@ def dump(
         *([] if leave_running else ["--link-remap"]),
         "--timeout",
         str(max(1, freeze_timeout_s)),
+        # Mappings of these files come back by --inherit-fd; CRIU saves neither their contents nor a path.
+        *(argument for name in passed_over for argument in ("--external", name)),
     ]
+
+
+def file_name(descriptor: int) -> str:
+    """CRIU's name for the file of a descriptor of ours: file[mount id:inode], in hexadecimal."""
+    lines = Path(f"/proc/self/fdinfo/{descriptor}").read_text().splitlines()
+    mount = next(int(line.split()[1]) for line in lines if line.startswith("mnt_id:"))
+    return f"file[{mount:x}:{os.fstat(descriptor).st_ino:x}]"
+
+
+def inherited(descriptors: Mapping[str, int]) -> list[str]:
+    """For a restore: what stands for the files that its dump passed over, by their names then."""
+    return [argument for name, fd in descriptors.items() for argument in ("--inherit-fd", f"fd[{fd}]:{name}")]
 
 
 def restore(

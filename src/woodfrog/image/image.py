@@ -106,35 +106,43 @@ class Image:
         self, directory: Path, only: Collection[str] | None = None, progress: Progress | None = None
     ) -> None:
         """CRIU's files (those named in `only` that there are) as plain files in `directory`, which is the caller's and
-        empty; each chunk is compared with its digest. BadImageError."""
-        from woodfrog._native import transfer
-
-        records = [record for record in self.cpu_files() if only is None or record.path in only]
+        empty; each chunk is compared with its digest. Not those that are mapped. BadImageError."""
+        records = [
+            record for record in self.cpu_files() if not record.mapped_as and (only is None or record.path in only)
+        ]
         for begin in range(0, len(records), FILES_AT_ONCE):
             batch = records[begin : begin + FILES_AT_ONCE]
-            digests = b"".join(record.digests for record in batch)
-            cut = chunks.Cut.of_files(batch, self.manifest.chunk_bytes)
-            located = self._telling_incomplete(partial(_locate, digests, cut))
             descriptors = [layout.create_file(directory, record.path) for record in batch]
             try:
-                pieces = [
-                    (descriptor, 0, record.size_bytes)
-                    for descriptor, record in zip(descriptors, batch, strict=True)
-                    if record.size_bytes
-                ]
-                if pieces:
-                    transfer.extract_from_packs(
-                        pieces,
-                        digests,
-                        located.locations,
-                        located.packs,
-                        chunk_bytes=self.manifest.chunk_bytes,
-                        sizes=cut.sizes.tobytes(),
-                        progress=progress,
-                    )
+                self.extract_files(batch, descriptors, progress)
             finally:
                 for descriptor in descriptors:
                     os.close(descriptor)
+
+    def extract_files(
+        self, records: Sequence[FileRecord], descriptors: Sequence[int], progress: Progress | None = None
+    ) -> None:
+        """The contents of these files into the files of the caller's descriptors, which must be empty or all zeros."""
+        from woodfrog._native import transfer
+
+        digests = b"".join(record.digests for record in records)
+        cut = chunks.Cut.of_files(records, self.manifest.chunk_bytes)
+        located = self._telling_incomplete(partial(_locate, digests, cut))
+        pieces = [
+            (descriptor, 0, record.size_bytes)
+            for descriptor, record in zip(descriptors, records, strict=True)
+            if record.size_bytes
+        ]
+        if pieces:
+            transfer.extract_from_packs(
+                pieces,
+                digests,
+                located.locations,
+                located.packs,
+                chunk_bytes=self.manifest.chunk_bytes,
+                sizes=cut.sizes.tobytes(),
+                progress=progress,
+            )
 
     def cpu_files(self) -> Sequence[FileRecord]:
         """CRIU's files. BadImageError for an image without a CPU side."""

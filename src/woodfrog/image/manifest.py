@@ -50,6 +50,7 @@ class Feature(IntFlag):
     SHARED_MEMORY = 16
     HOST_MEMORY = 32
     SEVERAL_PROCESSES = 64
+    MAPPED_FILES = 128
 
 
 class GpuProcess(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,13 +174,15 @@ class Allocations(msgspec.Struct, frozen=True):
 
 class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One of CRIU's files, with the digests of its chunks. `sizes`: of these (packed u32), where they are not cut at
-    multiples of the image's chunk size. `pid`: whose memory it holds, 0 if it is none or not one process's."""
+    multiples of the image's chunk size. `pid`: whose memory it holds, 0 if it is none or not one process's.
+    `mapped_as`: it is none of CRIU's own files but memory that process `pid` maps, and CRIU's name for that."""
 
     path: Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
     size_bytes: Size
     digests: bytes
     sizes: bytes = b""
     pid: Annotated[int, msgspec.Meta(ge=0, le=1 << 22)] = 0
+    mapped_as: Annotated[str, msgspec.Meta(pattern=r"^(file\[[0-9a-f]{1,8}:[0-9a-f]{1,16}\])?\Z")] = ""
 
 
 class CpuState(msgspec.Struct, frozen=True, kw_only=True):
@@ -261,6 +264,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
             flags |= Feature.DRIVER_ONLY
         if self.cpu is not None and any(file.sizes for file in self.cpu.files):
             flags |= Feature.OWN_CUTS
+        if self.mapped_files:
+            flags |= Feature.MAPPED_FILES
         if self.shared:
             flags |= Feature.SHARED_MEMORY
         if self.gpu_processes:
@@ -276,6 +281,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def cpu_bytes(self) -> int:
         return sum(file.size_bytes for file in self.cpu.files) if self.cpu else 0
+
+    @property
+    def mapped_files(self) -> list[FileRecord]:
+        """Those of `cpu.files` that are mapped as they are instead of being read by CRIU."""
+        return [file for file in self.cpu.files if file.mapped_as] if self.cpu else []
 
     @property
     def cpu_digests(self) -> bytes:

@@ -119,6 +119,7 @@ def _check_processes(manifest: Manifest) -> None:
 
 def _check_cpu(cpu: CpuState, chunk_bytes: int) -> None:
     paths: set[str] = set()
+    names: set[str] = set()
     for file in cpu.files:
         parts = file.path.split("/")
         if any(not part or part.startswith(".") or "\0" in part for part in parts) or file.path in paths:
@@ -131,6 +132,9 @@ def _check_cpu(cpu: CpuState, chunk_bytes: int) -> None:
             raise _bad(f"{file.path} of its CPU side has another number of digests than of chunks")
         if file.sizes and not _can_be_cut(file, chunk_bytes):
             raise _bad(f"the chunks of {file.path} of its CPU side do not make up the file")
+        if file.mapped_as and (file.mapped_as in names or not file.pid or not file.size_bytes):
+            raise _bad(f"{file.path} of its CPU side is mapped by nobody, or as another one is")
+        names.add(file.mapped_as)
 
 
 def _can_be_cut(file: FileRecord, chunk_bytes: int) -> bool:

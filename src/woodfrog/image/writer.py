@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from woodfrog.errors import BadImageError, UsageError
+from woodfrog.errors import BadImageError, UsageError, WoodfrogError
 from woodfrog.image import chunks, codec, layout
 from woodfrog.image.image import FILES_AT_ONCE
 from woodfrog.image.manifest import Amounts, FileRecord, Manifest, Stats
@@ -42,6 +42,23 @@ class Committed:
     reference: str
     path: str
     manifest: Manifest
+
+
+class MappedFileChangedError(WoodfrogError):
+    """A MappedFile is not what it was when its digests were taken."""
+
+
+@dataclass(frozen=True)
+class MappedFile:
+    """Memory that process `pid` of the target maps and that CRIU passes over, called `mapped_as` by it. The descriptor
+    is the caller's. `digests`: what the chunks were when it was saved, empty where it cannot have changed since."""
+
+    path: str  # in the image
+    descriptor: int
+    size_bytes: int
+    mapped_as: str
+    pid: int
+    digests: bytes = b""
 
 
 class ImageWriter:
@@ -109,15 +126,17 @@ class ImageWriter:
         manifest: Manifest,
         progress: OnProgress | None = None,
         cuts: Mapping[str, tuple[bytes, int]] | None = None,
+        mapped: Sequence[MappedFile] = (),
     ) -> Committed:
         """Store CRIU's files, then make the image complete, durable and visible, in this order; `name`, `number`,
         `cpu.files` and `stats` of the manifest are filled in. `cuts`: for some of the files the sizes of their chunks
         (packed u32; at most `chunk_bytes` each, making up the file) and whose memory they are (0: no one process's).
-        NoSpaceError when the store is full, BadImageError when the manifest contradicts itself or the files: then the
-        writer has been aborted."""
+        `mapped`: files beside CRIU's; MappedFileChangedError when one of them is not what it was. NoSpaceError when the
+        store is full, BadImageError when the manifest contradicts itself or the files: then the writer has been
+        aborted."""
         try:
             with self._lock, full_is_told(self._store):
-                manifest = self._with_cpu_files(manifest, progress, cuts or {})
+                manifest = self._with_cpu_files(manifest, progress, cuts or {}, mapped)
                 written = manifest
 
                 def encode(number: int) -> bytes:
@@ -146,7 +165,11 @@ class ImageWriter:
         self.abort()
 
     def _with_cpu_files(
-        self, manifest: Manifest, progress: OnProgress | None, cuts: Mapping[str, tuple[bytes, int]]
+        self,
+        manifest: Manifest,
+        progress: OnProgress | None,
+        cuts: Mapping[str, tuple[bytes, int]],
+        mapped: Sequence[MappedFile],
     ) -> Manifest:
         folder = self._session.work_directory / CPU
         found = list(layout.plain_files(folder)) if folder.is_dir() else []
@@ -158,9 +181,13 @@ class ImageWriter:
         records: list[FileRecord] = []
         amounts = Amounts()
         # Each byte is read twice, to be hashed and, where it is new, to be stored.
-        with told(progress, sum(size for _, size in found)) as native:
+        with told(progress, sum(size for _, size in found) + sum(one.size_bytes for one in mapped)) as native:
             for begin in range(0, len(found), FILES_AT_ONCE):
                 written, of_these = self._store_files(folder, found[begin : begin + FILES_AT_ONCE], native, cuts)
+                records += written
+                amounts = added(amounts, of_these)
+            if mapped:
+                written, of_these = self._store_mapped(mapped, native)
                 records += written
                 amounts = added(amounts, of_these)
         cpu = msgspec.structs.replace(manifest.cpu, files=records)
@@ -180,35 +207,59 @@ class ImageWriter:
         cuts: Mapping[str, tuple[bytes, int]],
     ) -> tuple[list[FileRecord], Amounts]:
         """Hash these files, store what is new of them."""
-        from woodfrog._native import transfer
-
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptors: list[int] = []
         try:
             descriptors.extend(os.open(folder / path, flags) for path, _ in files)
-            pieces = [(fd, 0, size) for fd, (_, size) in zip(descriptors, files, strict=True)]
-            of_files = [cuts.get(path, (b"", 0)) for path, _ in files]
-            own = {number: sizes for number, (sizes, _) in enumerate(of_files) if sizes}
-            cut = chunks.Cut([size for _, size in files], self.chunk_bytes, own)
-            digests = transfer.hash_pieces(
-                [piece for piece in pieces if piece[2]],
-                chunk_bytes=self.chunk_bytes,
-                sizes=chunks.packed(cut.sizes),
-                progress=progress,
-            )
-            new = chunks.positions_of(self._session.missing(digests, chunks.packed(cut.sizes)))
-            table = chunks.chunk_table(
-                chunks.select_digests(digests, new),
-                chunks.select(cut.offsets(), new),
-                chunks.select(cut.sizes, new),
-                chunks.select(cut.pieces(), new),
-            )
-            before = self._session.stored_bytes
-            if new:
-                self._session.write(table, descriptors, compress=self._compress, level=self._level)
+            return self._store_open(descriptors, files, progress, cuts)
         finally:
             for fd in descriptors:
                 os.close(fd)
+
+    def _store_mapped(self, mapped: Sequence[MappedFile], progress: Progress) -> tuple[list[FileRecord], Amounts]:
+        files = [(one.path, one.size_bytes) for one in mapped]
+        records, amounts = self._store_open([one.descriptor for one in mapped], files, progress, {})
+        for one, record in zip(mapped, records, strict=True):
+            if one.digests and one.digests != record.digests:
+                raise MappedFileChangedError(
+                    f"the driver's saved state of process {one.pid} changed after the checkpoint was made",
+                    advice="no image was written; the next checkpoint has it saved by CRIU instead",
+                    pid=one.pid,
+                )
+        return [
+            msgspec.structs.replace(record, pid=one.pid, mapped_as=one.mapped_as)
+            for one, record in zip(mapped, records, strict=True)
+        ], amounts
+
+    def _store_open(
+        self,
+        descriptors: Sequence[int],
+        files: Sequence[tuple[str, int]],
+        progress: Progress,
+        cuts: Mapping[str, tuple[bytes, int]],
+    ) -> tuple[list[FileRecord], Amounts]:
+        from woodfrog._native import transfer
+
+        pieces = [(fd, 0, size) for fd, (_, size) in zip(descriptors, files, strict=True)]
+        of_files = [cuts.get(path, (b"", 0)) for path, _ in files]
+        own = {number: sizes for number, (sizes, _) in enumerate(of_files) if sizes}
+        cut = chunks.Cut([size for _, size in files], self.chunk_bytes, own)
+        digests = transfer.hash_pieces(
+            [piece for piece in pieces if piece[2]],
+            chunk_bytes=self.chunk_bytes,
+            sizes=chunks.packed(cut.sizes),
+            progress=progress,
+        )
+        new = chunks.positions_of(self._session.missing(digests, chunks.packed(cut.sizes)))
+        table = chunks.chunk_table(
+            chunks.select_digests(digests, new),
+            chunks.select(cut.offsets(), new),
+            chunks.select(cut.sizes, new),
+            chunks.select(cut.pieces(), new),
+        )
+        before = self._session.stored_bytes
+        if new:
+            self._session.write(table, descriptors, compress=self._compress, level=self._level)
         amounts = chunks.amounts(digests, cut, new)
         records = [
             FileRecord(path=path, size_bytes=size, digests=chunks.digests_of(digests, first, end), sizes=sizes, pid=pid)

@@ -26,6 +26,7 @@ from woodfrog.operations import manifest as manifests
 from woodfrog.operations.clean import Clean, CleanChangedError
 from woodfrog.operations.concurrent import Allowance
 from woodfrog.operations.context import Context
+from woodfrog.operations.control_files import ControlFiles
 from woodfrog.operations.data import GpuData
 from woodfrog.operations.dump_folder import dump_folder
 from woodfrog.operations.failure import explain
@@ -126,6 +127,7 @@ class Checkpoint(FreezingOperation):
         self._allowance: Allowance | None = None
         self._precopy: Precopy | None = None
         self._dumped: Dumped | None = None
+        self._control_files = ControlFiles(context.runtime_directory, context.control_files_unfit)
         self._draft: manifests.Draft | None = None
         self._store_url = ""
         self._reference = ""
@@ -247,7 +249,7 @@ class Checkpoint(FreezingOperation):
         self._frozen.notes.directory = str(self._writer.directory)
         self._draft = manifests.Draft.of(context, surveyed, self._frozen.notes)
         if not request.precopy:  # its pause would give the offered memory back
-            self._offer_control_memory(surveyed.simulated)
+            self._offer_control_memory(surveyed)
 
     def _take_spaces(self, sizes_bytes: dict[int, int]) -> None:
         """Arena memory near each device, by the target's ordinals."""
@@ -280,7 +282,7 @@ class Checkpoint(FreezingOperation):
         wanted = {device: min(size_bytes, left_bytes) for device, size_bytes in plan.arena_bytes.items()}
         if sum(wanted.values()) <= arenas.free_bytes and room.arena_can_take(arenas, sum(wanted.values())):
             self._take_spaces(wanted)
-        self._offer_control_memory(plan.surveyed.simulated)
+        self._offer_control_memory(plan.surveyed)
 
     def _handover(self) -> None:
         target = self._target
@@ -347,7 +349,10 @@ class Checkpoint(FreezingOperation):
 
     def _cpu(self) -> None:
         assert self._criu is not None
-        with dump_folder(self._context.runtime_directory, self._target.notes) as folder:
+        with (
+            dump_folder(self._context.runtime_directory, self._target.notes) as folder,
+            self._control_files.saved(self._images.chunk_bytes, runs_on=not self._request.stop) as passed_over,
+        ):
             self._dumped = self._criu.dump(
                 self._target.notes.root_pid,
                 self._writing.directory / "cpu",
@@ -355,6 +360,7 @@ class Checkpoint(FreezingOperation):
                 connections=connections.of_tree(self._target.notes.tree).closed_circle,
                 timeout_s=self._limits.long_s,
                 log_directory=folder,
+                passed_over=passed_over,
             )
 
     def _snapshot(self) -> None:
@@ -414,7 +420,9 @@ class Checkpoint(FreezingOperation):
             leave_running=not self._request.stop,
             phases=self.runner.times,
         )
-        committed = self._writing.commit(manifest, cuts=self._pages_cuts())
+        with self._control_files.checked():
+            mapped = self._control_files.for_image()
+            committed = self._writing.commit(manifest, cuts=self._pages_cuts(), mapped=mapped)
         self._reference, self._image_path = committed.reference, committed.path
         self._manifest = committed.manifest
         notes = self._target.notes
@@ -447,7 +455,17 @@ class Checkpoint(FreezingOperation):
         if self._precopy is not None:
             self._precopy.release()
 
+    def _offer_control_memory(self, surveyed: Surveyed) -> None:
+        if not self._request.cpu:
+            super()._offer_control_memory(surveyed)
+            return
+        # A dump that need not copy it is worth more than huge pages.
+        self._target.offer_control_memory(
+            room.control_state_bytes(surveyed.simulated), self._control_files, surveyed.control_state_bytes
+        )
+
     def _release(self) -> None:
+        self._control_files.close()
         self._release_precopy()
         self._abort_writer()  # does nothing after the commit
         self._release_copies()
@@ -525,6 +543,7 @@ class Checkpoint(FreezingOperation):
             "new_chunks": increment.new_chunk_count if increment else 0,
             "ring": increment.streamed if increment else False,
             "control_memory_bytes": self._target.control_memory_taken,
+            "control_file_bytes": sum(file.size_bytes for file in self._manifest.mapped_files),
             "visit": self._target.visit.to_dict(),
         }
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -83,3 +84,5 @@ class Context:
     suspended: dict[tuple[int, int], Notes]  # (pid, start ticks) -> notes of suspended targets
     history: History  # which image of a target came last
     baselines: Baselines  # and what was in it, for targets whose launches are followed
+    # Set once this machine's driver was seen to change its saved state behind a checkpoint (control_files).
+    control_files_unfit: threading.Event = field(default_factory=threading.Event)

@@ -12,6 +12,7 @@ from woodfrog.operations.frozen import OnOneTarget
 from woodfrog.operations.limits import PhaseLimits
 from woodfrog.operations.phases import Emit, Runner
 from woodfrog.operations.space import Space
+from woodfrog.operations.survey import Surveyed
 
 
 class FreezingOperation(OnOneTarget):
@@ -40,8 +41,8 @@ class FreezingOperation(OnOneTarget):
     def _gpu_bytes(self) -> int:
         return self._data.size_bytes if self._data is not None else 0
 
-    def _offer_control_memory(self, simulated: bool) -> None:
-        self._target.offer_control_memory(room.control_state_bytes(simulated))
+    def _offer_control_memory(self, surveyed: Surveyed) -> None:
+        self._target.offer_control_memory(room.control_state_bytes(surveyed.simulated))
 
     def _quiesce(self) -> None:
         self._target.quiesce(self._timeout_s)

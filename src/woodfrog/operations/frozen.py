@@ -18,6 +18,7 @@ from woodfrog.driver.process import ProcessState
 from woodfrog.errors import TargetLostError, TargetState, TimeoutExceededError, WoodfrogError
 from woodfrog.faults import fault_point
 from woodfrog.operations.context import Context
+from woodfrog.operations.control_files import ControlFiles
 from woodfrog.operations.cut import CutStats, come_to_rest
 from woodfrog.operations.data import close_all
 from woodfrog.operations.members import Member, member_of, side_by_side
@@ -63,13 +64,19 @@ class FrozenTarget:
 
     # ── the way in ──────────────────────────────────────────────────────────────────────────────────────────────
 
-    def offer_control_memory(self, size_bytes: int) -> None:
-        """The target, which still runs, makes memory ready for what the driver is going to save of each process. Saves
-        time only."""
-        if self.notes.managed:
-            self.control_memory_offered = sum(
-                side_by_side(self.members, lambda member: member.link().offer_control_memory(size_bytes))
-            )
+    def offer_control_memory(self, size_bytes: int, files: ControlFiles | None = None, files_bytes: int = 0) -> None:
+        """The target, which still runs, makes memory ready for what the driver is going to save of each process: its
+        own (`size_bytes`), or `files` of ours (`files_bytes` of all processes) where that can be. Saves time only."""
+        if not self.notes.managed:
+            return
+        each_bytes = files_bytes // len(self.members)
+
+        def offer(member: Member) -> int:
+            link = member.link()
+            ready = files.offer(link, each_bytes) if files is not None else 0
+            return ready or link.offer_control_memory(size_bytes)
+
+        self.control_memory_offered = sum(side_by_side(self.members, offer))
 
     def withdraw_control_memory(self) -> None:
         """What was offered and is not needed after all. Does nothing to a target that does not run."""

@@ -26,6 +26,7 @@ from woodfrog.image.image import Image
 from woodfrog.operations import machine, placement, room
 from woodfrog.operations.checkpoint import end_tree
 from woodfrog.operations.context import Context
+from woodfrog.operations.control_files import RestoredFiles
 from woodfrog.operations.cpu_folder import CpuFolder
 from woodfrog.operations.data import GpuData, JointProgress, require_digests
 from woodfrog.operations.frozen import FrozenTarget, OnOneTarget
@@ -105,6 +106,7 @@ class Restore(OnOneTarget):
         self._rings: list[Space] = []
         self._arriving: Arriving | None = None
         self._cpu_folder: CpuFolder | None = None
+        self._control_files: RestoredFiles | None = None
         self._work: Path | None = None
         self._restored = False  # the tree is there
 
@@ -175,6 +177,7 @@ class Restore(OnOneTarget):
         self._work = Path(notes.directory)
         self._work.mkdir(mode=0o700, exist_ok=True)
         self._cpu_folder = CpuFolder.make(self._work, self._images.store, image.manifest.cpu_bytes)
+        self._control_files = RestoredFiles(image.manifest.mapped_files)
         self._arriving = image.locate_gpu_ahead()
         self._rings = self._take_spaces(data, notes.user, image.manifest.chunk_bytes)
 
@@ -270,24 +273,27 @@ class Restore(OnOneTarget):
         assert self._notes is not None
         assert self._work is not None
         assert self._cpu_folder is not None
+        assert self._control_files is not None
         notes = self._notes
         self._record = Record(self._context.keeper, restore_key(notes.pid, notes.operation_id))
         self._record.keep(notes, [])
         manifest = self._opened.manifest
         assert manifest.cpu is not None
         try:
-            self._criu.restore(
-                self._cpu_folder.path,
-                log_directory=self._work,
-                timeout_s=self._limits.long_s,
-                shell_job=SHELL_JOB in manifest.cpu.options,
-                connections=CONNECTIONS in manifest.cpu.options,
-            )
+            with self._control_files.filled(self._opened) as inherited:
+                self._criu.restore(
+                    self._cpu_folder.path,
+                    log_directory=self._work,
+                    timeout_s=self._limits.long_s,
+                    shell_job=SHELL_JOB in manifest.cpu.options,
+                    connections=CONNECTIONS in manifest.cpu.options,
+                    inherited=inherited,
+                )
+                self._restored = True
+                self._context.reaper.adopt(notes.tree)
         except WoodfrogError as failure:
             self._keep_log(failure)
             raise
-        self._restored = True
-        self._context.reaper.adopt(notes.tree)
         notes.start_ticks = _start_ticks(notes.pid)
         for member in notes.members:
             member.start_ticks = _start_ticks(member.pid)
@@ -357,6 +363,8 @@ class Restore(OnOneTarget):
         if self._record is not None and (self.runner.committed or not self.runner.undo_failures):
             self._record.drop()
         self._keep_log(None)
+        if self._control_files is not None:
+            self._control_files.close()
         if self._cpu_folder is not None:
             self._cpu_folder.remove()
         if self._work is not None:

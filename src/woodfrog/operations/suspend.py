@@ -141,7 +141,7 @@ class Suspend(FreezingOperation):
         self._frozen = FrozenTarget(self._context, surveyed.notes("suspend"))
         self._frozen.notes.level = self._request.level
         if self._request.level != WARM:
-            self._offer_control_memory(surveyed.simulated)
+            self._offer_control_memory(surveyed)
 
     def _handover(self) -> None:
         target = self._target

@@ -243,15 +243,29 @@ class AgentLink:
         """Open the gate; how many bytes of the memory offered for the control state the driver had taken."""
         return int(self._command("resume", timeout_s=timeout_s).body["value"])
 
-    def offer_control_memory(self, size_bytes: int, timeout_s: float = _DEFAULT_TIMEOUT_S) -> int:
+    def wanted_control_memory(self, size_bytes: int, timeout_s: float = _DEFAULT_TIMEOUT_S) -> int:
+        """How many bytes of memory that is not its own the target would take for the driver's control state:
+        `size_bytes` in whole huge pages, or as much as the driver took last time. 0: none."""
+        return self._control_memory("ask", size_bytes, (), timeout_s)
+
+    def offer_control_memory(
+        self, size_bytes: int, fd: int | None = None, timeout_s: float = _DEFAULT_TIMEOUT_S
+    ) -> int:
         """While the target runs, it makes memory for the driver's control state ready: `size_bytes`, or as much as the
-        driver took last time. How many bytes that became; 0 is no failure, the driver's checkpoint takes longer."""
-        reply = self._command("control_memory", {"bytes": size_bytes, "offer": 1}, timeout_s=timeout_s)
-        return int(reply.body["value"])
+        driver took last time; or with `fd` (the caller's) just `size_bytes` of that file. How many bytes that became; 0
+        is no failure, the driver's checkpoint takes longer."""
+        if fd is None:
+            return self._control_memory("own", size_bytes, (), timeout_s)
+        return self._control_memory("shared", size_bytes, (fd,), timeout_s)
 
     def withdraw_control_memory(self, timeout_s: float = _DEFAULT_TIMEOUT_S) -> None:
         """What was offered and not taken is unmapped. Only while the target runs."""
-        self._command("control_memory", timeout_s=timeout_s)
+        self._control_memory("withdraw", 0, (), timeout_s)
+
+    def _control_memory(self, what: str, size_bytes: int, fds: Sequence[int], timeout_s: float) -> int:
+        body = {"bytes": size_bytes, "offer": wire.tables().control[what]}
+        message = wire.Message("control_memory", 0, body=body, fds=list(fds))
+        return int(self._exchange("control_memory", [message], timeout_s=timeout_s).body["value"])
 
     def ping(self, timeout_s: float = _HELLO_TIMEOUT_S) -> float:
         """Seconds until the agent answered."""

@@ -79,6 +79,7 @@ class Tables:
     statuses: dict[int, str]
     kinds: dict[int, str]
     obstacles: dict[str, int]
+    control: dict[str, int]  # WF_CONTROL_…
 
 
 @cache
@@ -106,6 +107,12 @@ def tables() -> Tables:
         statuses={number: name for name, number in wire.STATUSES.items()},
         kinds={number: name for name, number in wire.KINDS.items()},
         obstacles=dict(wire.OBSTACLES),
+        control={
+            "withdraw": wire.CONTROL_WITHDRAW,
+            "own": wire.CONTROL_OWN,
+            "ask": wire.CONTROL_ASK,
+            "shared": wire.CONTROL_SHARED,
+        },
     )
 
 
