@@ -4,6 +4,9 @@ Control state: `fill_state` with no data (an empty context) and a small PyTorch 
 woodfrog with the memory that it has ready for the driver (`with`), without it (WOODFROG_CONTROL_MEMORY=0), and by the
 driver alone. The times are those of the driver's calls: lock and checkpoint, restore and unlock.
 
+Control state in images: an empty context is checkpointed running on and restored from a stop, in turns with its saved
+state in a file that CRIU passes over (`file`) and in memory of its own, which CRIU saves (`private`).
+
 Processes that we did not start: `fill_state` with `--state-gib`, not under woodfrog, by the driver alone and with
 woodfrog-enter beside it (native/enter), in turns. Its memory is checked on the GPU after every cycle. Then once each:
 the ways of populating, both with every system call recorded (rows `where the time went`), two processes side by side,
@@ -11,6 +14,7 @@ and the same through `woodfrog suspend` and `resume`.
 
 * control_checkpoint_ms, control_restore_ms                     with, of the empty context; …_without_ms, …_driver_ms
 * torch_control_checkpoint_ms, torch_control_restore_ms         of PyTorch, likewise
+* image_stall_file_ms, image_restore_file_ms                   of an image with the control state; …_private_ms
 * unmanaged_checkpoint_speedup, unmanaged_restore_speedup       the driver alone over the driver with woodfrog-enter
 
 On a machine without a GPU: put the simulated driver's folder into LD_LIBRARY_PATH and use --quick.
@@ -108,6 +112,42 @@ def record_control(results: harness.Results, target: target_process.TargetRun, l
         results.add(**row, control_s=result.phases["control"], visit=entered.visit.to_dict())
         attribute(results, f"{label} control {name}", entered, begin_s)
     target.wait_more_steps(2)
+
+
+def images(results: harness.Results, arguments: Any) -> None:
+    """Checkpoints with a CPU side, and restores; the first of each way shows how large the control state is."""
+    import woodfrog
+
+    for way, setting in (("file", "1"), ("private", "private")):
+        options = ["--state-gib", "0.002", "--buffers", "1"]
+        env = {"WOODFROG_CONTROL_MEMORY": setting}
+        stalls, dumps, restores = [], [], []
+        with target_process.interposed("fill_state", options, arguments.work, f"images-{way}", env=env) as target:
+            target.wait_start()
+            target.wait_more_steps(2)
+            woodfrog.checkpoint(target.handle, stop=False, cpu=False)
+            for number in range(arguments.image_repetitions):
+                running = woodfrog.checkpoint(target.handle, stop=False)
+                target.wait_more_steps(2)
+                stopped = woodfrog.checkpoint(target.handle, stop=True)
+                target.wait_ended()
+                begin_s = time.perf_counter()
+                restored = woodfrog.restore(stopped.image, standby=False)
+                restore_s = time.perf_counter() - begin_s
+                target.adopt(restored)
+                target.wait_more_steps(2)
+                results.add(
+                    kind="control state in an image", way=way, repetition=number, stall_s=running.stall_s,
+                    phases=running.phases, stop_phases=stopped.phases, restore_phases=restored.details.phases,
+                    restore_s=restore_s, cpu_bytes=running.cpu_bytes, new_bytes=running.cpu_new_bytes,
+                    stored_bytes=running.stored_bytes, file_bytes=running.control_file_bytes,
+                )  # fmt: skip
+                stalls.append(1000 * running.stall_s)
+                dumps.append(1000 * running.phases["cpu"])
+                restores.append(1000 * restore_s)
+            check(target)
+        for name, values in (("stall", stalls), ("dump", dumps), ("restore", restores)):
+            results.summary[f"image_{name}_{way}_ms"] = harness.Spread.of(values).median
 
 
 # ── processes that we did not start ─────────────────────────────────────────────────────────────────────────────────
@@ -248,10 +288,12 @@ def main() -> int:
     parser.add_argument("--state-gib", type=float, default=16.0, help="of the process that we did not start")
     parser.add_argument("--repetitions", type=int, default=5, help="pairs of cycles of that process")
     parser.add_argument("--control-repetitions", type=int, default=7)
+    parser.add_argument("--image-repetitions", type=int, default=5)
     parser.add_argument("--no-torch", action="store_true", help="leave the PyTorch process out")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.state_gib, arguments.repetitions, arguments.control_repetitions = 0.25, 1, 2
+        arguments.image_repetitions = min(2, arguments.image_repetitions)
         # The simulated GPU does as the real one only if it is told to; a real one takes no notice.
         os.environ.setdefault("WOODFROG_SIMGPU_CONTROL_STATE", "96MiB")
         os.environ.setdefault("WOODFROG_SIMGPU_ONE_MAPPING", "1")
@@ -261,6 +303,8 @@ def main() -> int:
     failures = Failures()
     with failures.kept(results, "control state"):
         control(results, arguments, "empty", "fill_state", ["--state-gib", "0.002", "--buffers", "1"], "")
+    with failures.kept(results, "control state in images"):
+        images(results, arguments)
     with failures.kept(results, "unmanaged"):
         unmanaged(results, budget, arguments)
     with failures.kept(results, "side by side"):

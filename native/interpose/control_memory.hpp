@@ -13,12 +13,12 @@ namespace woodfrog::interpose {
 // target runs.
 size_t offer_control_memory(size_t bytes);
 
-// How many bytes of somebody else's memory could be offered: as many as the driver took last time, or `bytes`. 0 when the
-// target declines that, and until it is known how much it will be.
+// How many bytes of somebody else's memory could be offered: as many as the driver took last time, or `bytes`. 0 when
+// the target declines that, and until it is known how much it will be.
 size_t wanted_control_memory(size_t bytes);
 
-// Offers `bytes` of the file `fd` (a multiple of huge pages), mapped shared and populated; the caller keeps `fd`. All of
-// it or nothing: returns `bytes` or 0. A driver that wants more than that is answered by the kernel.
+// Offers `bytes` of the file `fd` (a multiple of huge pages), mapped shared and populated; the caller keeps `fd`. All
+// of it or nothing: returns `bytes` or 0. A driver that wants more than that is answered by the kernel.
 size_t offer_shared_control_memory(int fd, size_t bytes);
 
 // What the driver has taken since the offer.

@@ -51,6 +51,7 @@ class CheckpointResult(_Jsonable):
     new_chunks: int = 0
     parent: str = ""  # the image of this target before this one
     control_memory_bytes: int = 0  # of memory that was ready before the driver asked for it
+    control_file_bytes: int = 0  # of the image, the driver's saved state that CRIU passed over
     # Of a target that woodfrog did not start: how its driver's checkpoint was helped from outside (driver/entering.py).
     visit: dict[str, Any] = field(default_factory=dict)
     ring: bool = False  # the host arena could not hold what is new: it went to the store while the target waited

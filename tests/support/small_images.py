@@ -94,6 +94,8 @@ def cpu_with_pages() -> CpuState:
             FileRecord(path="core-100.img", size_bytes=200, digests=digests(pattern(200, 8))),
             FileRecord(path="pages-1.img", size_bytes=len(pages), digests=column, pid=101,
                        sizes=chunks.packed([4096, 4 * 4096, 4096])),
+            FileRecord(path="control-101.mem", size_bytes=300, digests=digests(pattern(300, 10)), pid=101,
+                       mapped_as="file[3c:2]"),
         ],
     )  # fmt: skip
 

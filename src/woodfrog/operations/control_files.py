@@ -127,7 +127,7 @@ class RestoredFiles:
                 # What CRIU is handed need not be on a file system; only what it is to name at a dump must be.
                 self._fds.append(os.memfd_create("woodfrog-control", os.MFD_CLOEXEC))
                 os.truncate(self._fds[-1], record.size_bytes)
-                os.chmod(self._fds[-1], PERMISSIONS)
+                os.fchmod(self._fds[-1], PERMISSIONS)
         except BaseException:
             self.close()
             raise

@@ -1,4 +1,4 @@
-"""The driver's saved state in a file of the daemon's: CRIU passes it over, the image has it, a restore maps it again."""
+"""The driver's saved state in a file of the daemon's: CRIU passes it over, the image has it, a restore maps it."""
 
 from __future__ import annotations
 

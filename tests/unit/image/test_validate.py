@@ -9,9 +9,9 @@ import pytest
 import small_images
 
 from woodfrog.errors import BadImageError
-from woodfrog.image import validate
+from woodfrog.image import codec, validate
 from woodfrog.image.chunks import packed
-from woodfrog.image.manifest import Allocations, CpuState, FileRecord, Handle, Manifest, SharedHandle
+from woodfrog.image.manifest import Allocations, CpuState, Feature, FileRecord, Handle, Manifest, SharedHandle
 
 GOOD = small_images.manifest()
 SIZE = small_images.CHUNK_BYTES
@@ -38,6 +38,16 @@ def cpu_cut(*sizes: int, digests: int | None = None, size_bytes: int = 3 * 4096,
     count = len(sizes) if digests is None else digests
     record = FileRecord(path="a", size_bytes=size_bytes, digests=b"x" * 32 * count, sizes=packed(sizes) + column)
     return CpuState(version="4.1", root_pid=100, files=[record])
+
+
+def cpu_mapped(*mapped: tuple[int, str], size_bytes: int = 4096) -> CpuState:
+    """Files that processes map, by their numbers and CRIU's names."""
+    digests = b"x" * 32 if size_bytes else b""
+    files = [
+        FileRecord(path=f"mapped-{number}", size_bytes=size_bytes, digests=digests, pid=pid, mapped_as=name)
+        for number, (pid, name) in enumerate(mapped)
+    ]
+    return CpuState(version="4.1", root_pid=100, files=files)
 
 
 CONTRADICTIONS: dict[str, dict[str, Any]] = {
@@ -91,6 +101,9 @@ CONTRADICTIONS: dict[str, dict[str, Any]] = {
     "a chunk larger than chunks are": {"cpu": cpu_cut(2 * SIZE, size_bytes=2 * SIZE)},
     "a chunk that ends within a page": {"cpu": cpu_cut(4097, 2 * 4096 - 1)},
     "half a size": {"cpu": cpu_cut(3 * 4096, column=b"xx")},
+    "a mapped file of nobody's": {"cpu": cpu_mapped((0, "file[3c:2]"))},
+    "two files mapped as one": {"cpu": cpu_mapped((100, "file[3c:2]"), (101, "file[3c:2]"))},
+    "an empty file that is mapped": {"cpu": cpu_mapped((100, "file[3c:2]"), size_bytes=0)},
 }
 
 
@@ -114,6 +127,19 @@ def test_a_contradiction_is_refused_with_a_reason(changes: dict[str, Any]) -> No
 def test_flags_that_do_not_say_what_the_fields_say_are_refused(bit: int) -> None:
     with pytest.raises(BadImageError, match="flags"):
         validate.validate(GOOD, GOOD.features ^ bit)
+
+
+def test_mapped_files_are_accepted_and_call_for_their_flag() -> None:
+    manifest = msgspec.structs.replace(GOOD, cpu=cpu_mapped((100, "file[3c:2]"), (101, "file[3c:3]")))
+    with_flags(manifest)
+    with pytest.raises(BadImageError, match="flags"):
+        validate.validate(manifest, manifest.features ^ Feature.MAPPED_FILES)
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "file[3c:2]\n", "fd[3]:file[3c:2]", "file[:2]", "file[3C:2]", "x"])
+def test_a_name_that_criu_does_not_give_is_refused(name: str) -> None:
+    with pytest.raises(BadImageError):
+        codec.encode(msgspec.structs.replace(GOOD, cpu=cpu_mapped((100, name))))
 
 
 def test_chunks_of_a_files_own_sizes_are_accepted() -> None:
