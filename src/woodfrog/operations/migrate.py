@@ -129,7 +129,7 @@ class Migrate(FreezingOperation):
         assert self._surveyed is not None
         self._frozen = FrozenTarget(self._context, self._surveyed.notes(MIGRATE))
         if not self._request.precopy:  # its pause would give the offered memory back
-            self._offer_control_memory(self._surveyed.simulated)
+            self._offer_control_memory(self._surveyed)
 
     def _precopy(self) -> None:
         """Rounds of copies while the target runs; it waits for descriptors of its memory only."""
@@ -150,7 +150,7 @@ class Migrate(FreezingOperation):
             while len(self._rounds) < MOST_ROUNDS and self._rounds[-1] > SMALL_BYTES:
                 self._rounds.append(twin.move_changed(progress))
         twin.source.release()  # what the target frees from now on is free at once
-        self._offer_control_memory(self._surveyed.simulated)
+        self._offer_control_memory(self._surveyed)
 
     def _handover(self) -> None:
         target = self._target
