@@ -81,9 +81,8 @@ Range extent_of(const link_map *map) {
                 return 0;
             for (int i = 0; i < info->dlpi_phnum; ++i)
                 if (info->dlpi_phdr[i].p_type == PT_LOAD)
-                    wanted->range.end = std::max<uint64_t>(wanted->range.end, info->dlpi_addr +
-                                                                                  info->dlpi_phdr[i].p_vaddr +
-                                                                                  info->dlpi_phdr[i].p_memsz);
+                    wanted->range.end = std::max<uint64_t>(
+                        wanted->range.end, info->dlpi_addr + info->dlpi_phdr[i].p_vaddr + info->dlpi_phdr[i].p_memsz);
             wanted->range.begin = info->dlpi_addr;
             return 1;
         },
@@ -136,14 +135,15 @@ extern "C" long driver_calls_find() {
     std::vector<uint64_t> piece(kPieceBytes / sizeof(uint64_t));
     for (const Range &range : data_ranges(own)) {
         for (uint64_t at = range.begin; at < range.end; at += kPieceBytes) {
-            const ssize_t got = pread(g_memory, piece.data(), std::min<uint64_t>(kPieceBytes, range.end - at),
-                                      static_cast<off_t>(at));
+            const ssize_t got =
+                pread(g_memory, piece.data(), std::min<uint64_t>(kPieceBytes, range.end - at), static_cast<off_t>(at));
             for (size_t i = 0; got > 0 && i < static_cast<size_t>(got) / sizeof(uint64_t); ++i) {
                 if (piece[i] < own.begin || piece[i] >= own.end)
                     continue;
                 const uint64_t where = at + i * sizeof(uint64_t);
                 const auto *begin = reinterpret_cast<const char *>(piece.data());
-                if (where >= reinterpret_cast<uint64_t>(begin) && where < reinterpret_cast<uint64_t>(begin) + kPieceBytes)
+                if (where >= reinterpret_cast<uint64_t>(begin) &&
+                    where < reinterpret_cast<uint64_t>(begin) + kPieceBytes)
                     continue; // the copy that is being looked through
                 if (const auto found = direct.find(~piece[i]); found != direct.end())
                     g_places.push_back({where, found->first, found->second});
