@@ -173,6 +173,11 @@ print(header, "is there" if header.exists() else "is MISSING")'
         python3 -m pip --python "$python" install -v --no-index --no-build-isolation --no-deps --no-cache-dir \
         -C build-dir="$repository/build/bench-native" -C cmake.define.WOODFROG_SIMGPU=OFF -C cmake.define.WOODFROG_WERROR=OFF -e "$repository"
     "$python" -c 'import woodfrog; from woodfrog._native import paths, transfer; print(paths.interposer(), transfer.driver_version())'
+    # A package that this machine lacks would stop every stage, one after the other.
+    "$python" -c 'import importlib, pkgutil, woodfrog
+for module in pkgutil.walk_packages(woodfrog.__path__, "woodfrog."):
+    if not module.name.startswith(("woodfrog.demo", "woodfrog._native.lib")) and not module.name.endswith("__main__"):
+        importlib.import_module(module.name)'
 }
 
 if [[ " $stages " == *" build "* ]]; then
@@ -181,6 +186,7 @@ if [[ " $stages " == *" build "* ]]; then
     export -f build
     export repository carry venv python work
     stage build 300 bash -c build
+    [[ $(tail -n 1 "$report") == "build 0 "* ]] || { say "nothing can be run: the build failed"; exit 1; }
     wait "$targets_build" || { say "some targets could not be built:"; tail -n 15 "$logs/targets.log"; }
 fi
 export PATH="$venv/bin:$PATH"

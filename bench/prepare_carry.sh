@@ -13,7 +13,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 version=${1:-3.12}
 shift || true
 packages=("$@")
-((${#packages[@]})) || packages=("blake3>=1.0,<2" "msgspec>=0.19,<1" "lz4>=4.3,<5" "zstandard>=0.22,<1" obstore)
+((${#packages[@]})) || packages=("blake3>=1.0,<2" "msgspec>=0.19,<1" "lz4>=4.3,<5" "zstandard>=0.22,<1" "pyelftools>=0.31,<1" obstore)
 most_mib=${MOST_MIB:-58}
 
 platforms=()
