@@ -179,9 +179,9 @@ def measure(
     ]
     results.summary |= interleaved.summary_of(f"throughput_{case.name}", players, per_step)
     values = {player.run.log.values[player.run.log.last_step] for player in players}
+    measure_dirty(results, budget, started, store, arguments)
     if len(values) != 1:
         raise target_process.TargetError(f"{case.target}: the processes with and without did not compute the same")
-    measure_dirty(results, budget, started, store, arguments)
 
 
 def measure_dirty(
