@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import struct
@@ -15,7 +16,7 @@ from conftest import HERE, Compiled
 
 from woodfrog.errors import RefusedError, UsageError
 from woodfrog.kernels import READS, WRITES, Exactness, Launch, Range, Template, codegen, templates
-from woodfrog.kernels.catalogue import Catalogue
+from woodfrog.kernels.catalogue import Catalogue, PreparedLaunch, new_ranges
 from woodfrog.kernels.error import KernelFileError
 
 LAUNCHES = int(os.environ.get("WOODFROG_KERNEL_LAUNCHES", "12"))
@@ -58,6 +59,40 @@ def test_compiled_and_interpreted_templates_of_triton_kernels_name_the_same_rang
             for kinds in (READS, WRITES):
                 interpreted = template.ranges(launch, kinds=kinds)
                 assert catalogue.ranges(number, launch, kinds=kinds) == interpreted, f"{template.kernel}, launch {seed}"
+
+
+class _Heap(ctypes.Structure):
+    """glibc's struct mallinfo2, malloc(3)."""
+
+    _fields_ = (
+        *((f"other{number}", ctypes.c_size_t) for number in range(4)),
+        ("hblkhd", ctypes.c_size_t),  # in mappings of their own
+        *((f"more{number}", ctypes.c_size_t) for number in range(2)),
+        ("uordblks", ctypes.c_size_t),  # in use
+        *((f"rest{number}", ctypes.c_size_t) for number in range(2)),
+    )
+
+
+def test_an_evaluation_keeps_no_memory(corpus: list[Template], cache: Path) -> None:
+    """A thousand launches may take 1 MB: what is kept is the caller's ranges and nothing else."""
+    mallinfo = ctypes.CDLL(None).mallinfo2
+    mallinfo.restype = _Heap
+    catalogue = Catalogue(corpus, cache=cache)
+    out = new_ranges(8192)
+    calls = []
+    for number, template in enumerate(corpus):
+        for seed in range(15):
+            made = launches.make(template.kernel, seed)
+            launch = Launch(made.grid, made.block, made.parameters, made.allocations)
+            calls.append(catalogue.bound(number, PreparedLaunch(template, launch), WRITES, out))
+    assert len(calls) > 1000
+    before: list[int] = []
+    for _ in range(2):  # Python has made what it needs after the first time
+        for call in calls:
+            assert call() >= 0
+        heap = mallinfo()
+        before.append(heap.uordblks + heap.hblkhd)
+    assert before[1] - before[0] < 4096
 
 
 def test_generated_code_compiles_without_a_warning(compiled: Compiled, tmp_path: Path) -> None:

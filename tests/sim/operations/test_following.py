@@ -361,6 +361,19 @@ def test_more_launches_than_fit_the_ring_count_as_everything(
     one.end()
 
 
+def test_a_thousand_launches_take_less_than_a_megabyte(followed: Product) -> None:
+    one = Followed(followed)
+    one.checkpoint()
+    launches, held = 1000, []
+    for count in (100, launches):  # the first ones make what every target has once
+        for number in range(count):
+            one.put(one.large, first=number % 1000, count=1 + number // 1000, value=number)
+        held.append(_private_bytes(one.target.process.pid))
+        assert one.checkpoint()["covered_launches"] == count
+    assert held[1] - held[0] < launches / 1000 * 2**20
+    one.end()
+
+
 def test_many_far_places_are_told_as_fewer_ranges(followed: Product) -> None:
     one = Followed(followed)
     one.checkpoint()
@@ -495,3 +508,8 @@ def _digests(product: Product, reference: str) -> bytes:
 
     with ImageRepository(product.store_path) as images, images.open(reference) as image:
         return bytes(image.manifest.digests)
+
+
+def _private_bytes(pid: int) -> int:
+    (line,) = [one for one in Path(f"/proc/{pid}/status").read_text().splitlines() if one.startswith("RssAnon:")]
+    return int(line.split()[1]) << 10
