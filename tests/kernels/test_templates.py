@@ -184,6 +184,45 @@ def test_a_copy_through_a_tensor_map_reads_anything_and_writes_nothing(compiled:
     assert [a.kind for a in found.accesses if a.address is None] == [Kind.LOAD]
 
 
+NOTHING, EVERYTHING = (), ("everything",)
+HALF = ((64, 64),)
+
+
+@pytest.mark.parametrize(
+    ("instruction", "reads", "writes"),
+    [
+        ("tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r2], 64;", NOTHING, NOTHING),
+        ("tcgen05.st.sync.aligned.32x32b.x1.b32 [%r2], {%r3};", NOTHING, NOTHING),
+        ("tcgen05.mma.cta_group::1.kind::f16 [%r2], %rd1, %rd2, %r3, %p1;", NOTHING, NOTHING),
+        ("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%rd1, {%r2, %r3}], [%r2];", NOTHING, EVERYTHING),
+        ("cp.async.bulk.global.shared::cta.bulk_group [%rd1], [%r2], 64;", NOTHING, HALF),
+        ("cp.async.bulk.global.shared::cta.bulk_group [%rd1], [%r2], %r1;", NOTHING, HALF),
+        ("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32 [%rd1], [%r2], 64;", HALF, HALF),
+        ("cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%r2], [%rd1], 64, [%r3];", HALF, NOTHING),
+        ("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.b32 [%r2], %r1, [%r3];", NOTHING, NOTHING),
+        ("st.async.mmio.release.sys.global.b32 [%rd1], %r1;", NOTHING, ((64, 4),)),
+        ("tensormap.replace.tile.global_address.global.b1024.b64 [%rd1], %rd2;", ((64, 128),), ((64, 128),)),
+        ("st.global.v8.b32 [%rd1], {%r1, %r1, %r1, %r1, %r1, %r1, %r1, %r1};", NOTHING, ((64, 32),)),
+        ("ld.global.v4.b64 {%rd3, %rd4, %rd5, %rd6}, [%rd1];", ((64, 32),), NOTHING),
+        ("red.global.add.noftz.v4.f32 [%rd1], {%r1, %r1, %r1, %r1};", ((64, 16),), ((64, 16),)),
+        ("atom.global.exch.b128 %rd3, [%rd1], %rd2;", ((64, 16),), ((64, 16),)),
+        ("multimem.red.relaxed.sys.global.add.u32 [%rd1], %r1;", EVERYTHING, EVERYTHING),
+        ("discard.global.L2 [%rd1], 128;", NOTHING, ((64, 128),)),
+    ],
+)
+def test_what_instructions_up_to_sm_100_touch(instruction: str, reads: object, writes: object) -> None:
+    body = "ld.param.u64 %rd1, [k_param_0]; ld.param.u32 %r1, [k_param_1]; mov.u32 %r2, 0; mov.u32 %r3, 64;"
+    found = template(body + instruction)
+    launch = Launch((1, 1, 1), (1, 1, 1), struct.pack("<QI", BASE + 64, 64), ALLOCATIONS)
+    for kinds, expected in ((READS, reads), (WRITES, writes)):
+        named = found.ranges(launch, kinds=kinds)
+        if expected == EVERYTHING:
+            assert all(one.exactness is Exactness.EVERYTHING for one in named)
+            assert [(one.address, one.size_bytes) for one in named] == ALLOCATIONS
+        else:
+            assert [(one.address - BASE, one.size_bytes) for one in named] == list(expected)  # type: ignore[call-overload]
+
+
 def test_dense_strides_join_into_one_run_and_sparse_ones_do_not() -> None:
     space = Space()
     x, y = space.variable(0, 9), space.variable(0, 2)
