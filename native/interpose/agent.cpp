@@ -230,7 +230,7 @@ class Agent {
             return wrong_state("hold");
         memcpy(&body, packet.payload.data(), sizeof(body));
         Held held;
-        Outcome outcome = hold(now() + std::chrono::milliseconds(body.timeout_ms), body.admit != 0, &held);
+        Outcome outcome = hold(std::chrono::milliseconds(body.timeout_ms), body.admit, &held);
         state_ = outcome.ok() && !held.capturing ? State::held : State::running;
         if (outcome.ok())
             outcome.value = (held.idle ? WF_HELD_IDLE : 0) | (held.capturing ? WF_HELD_CAPTURING : 0) |

@@ -21,6 +21,8 @@ namespace {
 // First look again soon, most work is short; then at a rate that costs nothing.
 constexpr long kFirstPauseNs = 20'000;
 constexpr long kLongestPauseNs = 1'000'000;
+// Of steps taken in one round: others have to be looked at now and then.
+constexpr std::chrono::milliseconds kLongestRound{50};
 
 std::string thread_name(int32_t tid) {
     char path[64], name[32] = {};
@@ -168,10 +170,49 @@ Outcome quiesce(Deadline deadline) {
     return {};
 }
 
-Outcome hold(Deadline deadline, bool admit, Held *held) {
+namespace {
+
+// Whether the process is idle at this moment, with the gate closed: CUDA_SUCCESS or CUDA_ERROR_NOT_READY, else the
+// context whose streams failed.
+CUresult look_once(Held *held, Context **failed) {
+    const GateLook look = gate_look();
+    held->waiting = look.waiting;
+    if (look.inside != 0)
+        return CUDA_ERROR_NOT_READY;
+    for (Context *context : live_contexts()) {
+        const CUresult result = look_at_context(*context);
+        if (result == CUDA_SUCCESS)
+            continue;
+        *failed = result == CUDA_ERROR_NOT_READY ? nullptr : context;
+        return result;
+    }
+    return CUDA_SUCCESS;
+}
+
+// Looks until the process is idle or the deadline has come.
+Outcome look_until(Deadline deadline, Held *held) {
+    for (;;) {
+        Context *failed = nullptr;
+        const CUresult result = look_once(held, &failed);
+        if (failed != nullptr) {
+            resume();
+            return work_outcome(result, *failed, "the streams");
+        }
+        held->idle = result == CUDA_SUCCESS;
+        if (held->idle || std::chrono::steady_clock::now() >= deadline)
+            return {};
+        const timespec pause{0, kFirstPauseNs};
+        nanosleep(&pause, nullptr);
+    }
+}
+
+} // namespace
+
+Outcome hold(std::chrono::milliseconds look, uint32_t admit, Held *held) {
+    const auto now = [] { return std::chrono::steady_clock::now(); };
     std::string why;
     if (!gate_is_shut()) {
-        if (!capture_hold(deadline, &why)) {
+        if (!capture_hold(now() + look, &why)) {
             held->capturing = true;
             return {};
         }
@@ -184,28 +225,16 @@ Outcome hold(Deadline deadline, bool admit, Held *held) {
         resume();
         return {wire::Status::unsupported, CUDA_ERROR_DEINITIALIZED, 0, "the process is ending"};
     }
-    if (admit)
-        held->submitted = gate_admit(deadline);
-    for (;;) {
-        const GateLook look = gate_look();
-        held->waiting = look.waiting;
-        CUresult result = look.inside == 0 ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
-        if (look.inside == 0) {
-            const std::vector<Context *> contexts = live_contexts();
-            for (size_t i = 0; i < contexts.size() && result == CUDA_SUCCESS; ++i) {
-                result = look_at_context(*contexts[i]);
-                if (result != CUDA_SUCCESS && result != CUDA_ERROR_NOT_READY) {
-                    resume();
-                    return work_outcome(result, *contexts[i], "the streams");
-                }
-            }
-        }
-        held->idle = result == CUDA_SUCCESS;
-        if (held->idle || std::chrono::steady_clock::now() >= deadline)
-            return {};
-        const timespec pause{0, kFirstPauseNs};
-        nanosleep(&pause, nullptr);
+    const auto end = now() + kLongestRound;
+    for (uint32_t left = admit; left > 0; --left) {
+        const uint32_t submitted = gate_admit(now() + look);
+        held->submitted += submitted;
+        if (left == 1 || submitted == 0 || now() >= end)
+            break;
+        if (Outcome outcome = look_until(now() + look, held); !outcome.ok() || !held->idle)
+            return outcome;
     }
+    return look_until(now() + look, held);
 }
 
 void resume() {

@@ -30,10 +30,11 @@ struct Held {
     bool idle = false;      // the gate is closed, nobody is inside, and no context has work
     bool capturing = false; // a stream capture is active; the gate is open still
     uint32_t waiting = 0;   // threads at the closed gate
-    uint32_t submitted = 0; // of those that were admitted: how many gave the GPU work
+    uint32_t submitted = 0; // how often threads that were admitted gave the GPU work
 };
-// Closes the gate as soon as no capture is active; with `admit` lets each waiting thread give the GPU work once; then
-// looks until the process is idle or the deadline has come. On any other outcome than ok the gate is open.
-Outcome hold(Deadline deadline, bool admit, Held *held);
+// Closes the gate as soon as no capture is active; then up to `admit` times lets each waiting thread give the GPU work
+// once, as long as the process is idle again within `look` each time (else its work may wait for another process); then
+// looks until it is idle, for `look` at most. On any other outcome than ok the gate is open.
+Outcome hold(std::chrono::milliseconds look, uint32_t admit, Held *held);
 
 } // namespace woodfrog::interpose

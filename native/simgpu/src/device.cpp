@@ -164,6 +164,7 @@ CUuuid uuid_of_index(int index) {
     unsigned hash = 2166136261u; // FNV-1a, 32 bit
     for (char c : config().machine)
         hash = (hash ^ static_cast<unsigned char>(c)) * 16777619u;
+    hash = (hash ^ static_cast<unsigned>(index)) * 16777619u; // so that a shortened UUID can tell devices apart
     CUuuid uuid{};
     std::memcpy(uuid.bytes, "frogsimgpu", 10);
     std::memcpy(uuid.bytes + 10, &hash, 4);

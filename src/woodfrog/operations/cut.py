@@ -14,6 +14,13 @@ process waits for. Among several communicators it is not known who waits for who
 first, and of those a random one, so that no order is excluded. The time-out bounds it all, and then every gate opens
 again.
 
+A process that is far behind would need a round of questions for each of hundreds of steps, so it may take several in
+one: twice as many each time that no other process has become idle or busy meanwhile, else one again. It stops by itself
+at the first step after which it is not idle again at once, for that one may wait for others. So it goes too far by one
+such step at most, and then the others are behind. When that has happened (it is busy, and another one has become idle)
+nobody may take more than half as many steps at once from then on: after a few times that is one, and all that is said
+above holds.
+
 What it cannot handle: work that waits for a process that is not part of the target, or for a host function captured
 into a graph that calls the driver; there the time-out comes. A kernel that spins in a per-thread default stream looks
 idle here, and the last look of the agent, which sees it, fails with the time-out as well.
@@ -38,15 +45,53 @@ LOOK_S = 0.002  # how long a process is given to become idle after a step: more 
 LONGEST_LOOK_S = 0.02  # when nobody can take a step, looking more often would change nothing
 ANSWER_S = 0.1  # beyond its look, until an agent counts as held up by the driver
 BUSY_PATIENCE_S = 0.25  # that all must have been busy, with nothing changing, before a busy one takes a step
+MOST_STEPS = 1024  # of one process in a round; its agent ends a round after 50 ms in any case
+ROUND_S = 0.05  # native/interpose/quiesce.cpp: kLongestRound
 
 
 @dataclass
 class CutStats:
-    """What it took: steps of processes that were behind, and how many of them gave a GPU work."""
+    """What it took: steps of processes that were behind, how many of them gave a GPU work, and rounds (a process that
+    took one step or several)."""
 
     steps: int = 0
     submitted: int = 0
+    rounds: int = 0
     seconds: float = 0.0
+
+
+class _Watch:
+    """Who is idle, since when, and what that says about how many steps may be taken at once."""
+
+    def __init__(self, ranks: Sequence[_Rank]) -> None:
+        self._ranks = ranks
+        self._most = MOST_STEPS
+        self._last: _Rank | None = None
+        self._idle = self._who()
+        self.since = time.monotonic()  # the same ones are
+
+    def stepped(self, rank: _Rank) -> None:
+        """That one has taken a round of steps."""
+        self._last = rank
+        rank.stride = min(2 * rank.stride, self._most)
+
+    def look(self) -> None:
+        """The newest answers are there."""
+        before, self._idle = self._idle, self._who()
+        if self._idle == before:
+            return
+        self.since = time.monotonic()
+        last = self._last
+        mine = {last.member.pid} if last is not None else set[int]()
+        if not (self._idle ^ before) - mine:
+            return
+        if last is not None and not last.idle and last.took > 1 and self._idle - before:
+            self._most = max(1, last.took // 2)  # it has gone too far
+        for rank in self._ranks:
+            rank.stride = 1
+
+    def _who(self) -> set[int]:
+        return {rank.member.pid for rank in self._ranks if rank.idle}
 
 
 @dataclass
@@ -54,6 +99,8 @@ class _Rank:
     member: Member
     held: Held | None = None  # the latest answer; None while it is looking
     steps: int = 0
+    stride: int = 1  # how many steps it may take in its next round
+    took: int = 1  # in its last one
     fruitless: bool = False  # its last step gave the GPU no work, and nobody else's has since
     asked: Future[Held] | None = None
 
@@ -76,16 +123,12 @@ def come_to_rest(members: Sequence[Member], operation: int, timeout_s: float) ->
     # A process whose agent is held up by the driver must not hold up the looks at the others: a thread for each.
     with ThreadPoolExecutor(len(ranks), thread_name_prefix="cut") as pool:
         _look(pool, ranks, operation, PATIENCE_S)
-        look_s = LOOK_S
-        idle_since = time.monotonic()  # since when the same ones are
-        idle = {rank.member.pid for rank in ranks if rank.idle}
+        look_s, watch = LOOK_S, _Watch(ranks)
         while not all(rank.idle for rank in ranks):
             if time.monotonic() > deadline:
                 raise _timed_out(ranks, timeout_s)
-            now_idle = {rank.member.pid for rank in ranks if rank.idle}
-            if now_idle != idle:
-                idle, idle_since = now_idle, time.monotonic()
-            rank = _next(ranks, busy_too=time.monotonic() - idle_since > BUSY_PATIENCE_S)
+            watch.look()
+            rank = _next(ranks, busy_too=time.monotonic() - watch.since > BUSY_PATIENCE_S)
             if rank is None:
                 _look(pool, ranks, operation, look_s)
                 look_s = min(2 * look_s, LONGEST_LOOK_S)
@@ -93,8 +136,11 @@ def come_to_rest(members: Sequence[Member], operation: int, timeout_s: float) ->
                     one.fruitless = False
                 continue
             look_s = LOOK_S
-            stats.steps += 1
-            stats.submitted += _step(pool, rank, ranks, operation)
+            submitted = _step(pool, rank, ranks, operation)
+            watch.stepped(rank)
+            stats.rounds += 1
+            stats.steps += max(1, submitted)
+            stats.submitted += submitted
             _look(pool, [one for one in ranks if not one.idle], operation, 0.0)
     left_s = max(LOOK_S, deadline - time.monotonic())
     side_by_side(members, lambda member: member.link().quiesce(operation, left_s))
@@ -112,11 +158,12 @@ def _next(ranks: Sequence[_Rank], *, busy_too: bool) -> _Rank | None:
 
 
 def _step(pool: ThreadPoolExecutor, rank: _Rank, ranks: Sequence[_Rank], operation: int) -> int:
-    """One piece of work of one process; how many of its threads gave the GPU some."""
-    rank.steps += 1
-    rank.asked = pool.submit(rank.member.link().hold, operation, LOOK_S, admit=True)
-    _gather([rank], LOOK_S)
+    """As many pieces of work of one process as it may do in a round; how many its threads gave the GPU."""
+    rank.asked = pool.submit(rank.member.link().hold, operation, LOOK_S, admit=rank.stride)
+    _gather([rank], ROUND_S if rank.stride > 1 else LOOK_S)
     submitted = rank.held.submitted if rank.held is not None else 0
+    rank.took = max(1, submitted)
+    rank.steps += rank.took
     if submitted:
         for one in ranks:
             one.fruitless = False

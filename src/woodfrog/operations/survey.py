@@ -15,6 +15,7 @@ from typing import Any
 
 from woodfrog.driver.process import DriverProcess, ProcessState, is_cuda_process
 from woodfrog.errors import RefusedError
+from woodfrog.image.inspect import gpu_uuid
 from woodfrog.operations import room
 from woodfrog.operations.context import Context
 from woodfrog.operations.members import AGENT_TIMEOUT_S
@@ -163,6 +164,7 @@ def survey(context: Context, root_pid: int, *, image: bool) -> Surveyed:
             driver_bytes=sum(answer.driver_owned_bytes for answer in ordered),
             host_bytes=sum(answer.host_bytes for answer in ordered),
         )
+    _require_devices(context, surveyed)
     for member in surveyed.members:
         state = DriverProcess(member.pid).state()
         if state is not ProcessState.RUNNING:
@@ -172,6 +174,19 @@ def survey(context: Context, root_pid: int, *, image: bool) -> Surveyed:
                 pid=member.pid,
             )
     return surveyed
+
+
+def _require_devices(context: Context, surveyed: Surveyed) -> None:
+    """RefusedError when the target is on a GPU that this daemon does not use."""
+    here = context.devices.all()
+    for device in surveyed.devices:
+        if device.uuid not in here:
+            raise RefusedError(
+                f"{surveyed.name} uses {gpu_uuid(device.uuid)}, which this daemon does not see; it sees "
+                f"{', '.join(map(gpu_uuid, here)) or 'none'}",
+                advice="start the daemon without CUDA_VISIBLE_DEVICES: it goes by UUIDs, whatever a target may see",
+                pid=surveyed.pid,
+            )
 
 
 class Numbering:

@@ -149,10 +149,11 @@ class AgentLink:
         reply = self._command("quiesce", body, timeout_s=timeout_s + _ANSWER_GRACE_S)
         return float(reply.body["elapsed_us"]) / 1e6
 
-    def hold(self, operation: int, look_s: float, *, admit: bool = False) -> Held:
+    def hold(self, operation: int, look_s: float, *, admit: int = 0) -> Held:
         """Close the gate, without waiting for the work in flight longer than `look_s`; again and again, as long as the
-        agent is held. `admit`: threads that wait at the gate give the GPU work once more, each at most once."""
-        body = {"operation": operation, "timeout_ms": round(look_s * 1000), "admit": int(admit)}
+        agent is held. `admit`: so many times threads that wait at the gate give the GPU work, each once, as long as
+        that is done within `look_s` each time."""
+        body = {"operation": operation, "timeout_ms": round(look_s * 1000), "admit": admit}
         value = int(self._command("hold", body, timeout_s=look_s + _DEFAULT_TIMEOUT_S).body["value"])
         return Held(
             idle=bool(value & _HELD_IDLE),

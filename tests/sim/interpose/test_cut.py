@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import interposer_support as support
 import pytest
@@ -25,8 +25,8 @@ from woodfrog.operations.cut import CutStats, come_to_rest
 from woodfrog.operations.members import Member
 from woodfrog.operations.notes import MemberNote
 
-CUTS = int(os.environ.get("WOODFROG_TEST_CUTS", "32"))  # in all; 1000 by hand
-WAYS = [(2, ()), (3, ()), (2, ("graph",)), (2, ("pace-us", "0"))]
+CUTS = int(os.environ.get("WOODFROG_TEST_CUTS", "40"))  # in all; 1000 by hand
+WAYS = [(2, ()), (3, ()), (2, ("graph",)), (2, ("pace-us", "0")), (3, ("fill", "50"))]
 
 
 @pytest.fixture(scope="session")
@@ -51,6 +51,12 @@ class Ranks:
 
     def rest(self, timeout_s: float = 30.0) -> CutStats:
         return come_to_rest(self.members, 1, timeout_s)
+
+    def let_on_until_it_waits(self) -> None:
+        """Of one rank: it does what it can without the others, step by step, until its GPU waits for them."""
+        (member,) = self.members
+        while member.link().hold(1, 2.0, admit=1).idle:
+            pass
 
     def go_on(self) -> None:
         for member in self.members:
@@ -77,22 +83,24 @@ def collective(targets: Path, listener: Listener, tmp_path: Path, ranks: int, *o
             process.wait()
 
 
-@pytest.mark.parametrize(("ranks", "options"), WAYS, ids=["two", "three", "graph", "unpaced"])
+@pytest.mark.parametrize(("ranks", "options"), WAYS, ids=["two", "three", "graph", "unpaced", "far"])
 def test_no_cut_hangs_or_loses_an_update(
     targets: Path, listener: Listener, tmp_path: Path, ranks: int, options: tuple[str, ...]
 ) -> None:
     randoms = random.Random(len(options) * 8 + ranks)
-    steps = submitted = 0
+    steps = submitted = rounds = 0
     with collective(targets, listener, tmp_path, ranks, *options) as job:
         for _ in range(CUTS // len(WAYS)):
             time.sleep(randoms.uniform(0.0, 0.02))  # the moment of the cut is what varies, not what is waited for
             stats = job.rest()
-            steps, submitted = steps + stats.steps, submitted + stats.submitted
+            steps, submitted, rounds = steps + stats.steps, submitted + stats.submitted, rounds + stats.rounds
             before = [member.link().survey().launches for member in job.members]
             assert before == [member.link().survey().launches for member in job.members]
             job.go_on()
         job.process.finish()
-    print(f"{CUTS // len(WAYS)} cuts took {steps} steps, {submitted} of which gave a GPU work")
+    if "fill" in options:
+        assert rounds < steps, "a rank that is far behind takes several steps at once"
+    print(f"{CUTS // len(WAYS)} cuts took {steps} steps in {rounds} rounds, {submitted} of which gave a GPU work")
 
 
 def test_a_cut_that_cannot_end_is_undone(targets: Path, listener: Listener, tmp_path: Path) -> None:
@@ -101,17 +109,9 @@ def test_a_cut_that_cannot_end_is_undone(targets: Path, listener: Listener, tmp_
         os.kill(job.members[1].pid, signal.SIGSTOP)
         lone = Ranks.__new__(Ranks)
         lone.process, lone._agents, lone.members = job.process, job._agents, job.members[:1]
-        _until_it_waits(job.process)
+        lone.let_on_until_it_waits()
         with pytest.raises(TimeoutExceededError):
             lone.rest(0.5)
         lone.go_on()
         os.kill(job.members[1].pid, signal.SIGCONT)
         job.process.finish()
-
-
-def _until_it_waits(process: Stepper) -> None:
-    """Rank 0 says nothing more: it waits for the other one on its GPU."""
-    last: Any = None
-    while (now := process.steps()) != last:
-        last = now
-        time.sleep(0.3)

@@ -8,28 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gpus import gpus_of, ranks_of, uuids
 from product import Product, Stepper
 
 from woodfrog.errors import NoSpaceError, NotFoundError, RefusedError, TargetState, UsageError, WoodfrogError
 
 SWAP = {"0": "1", "1": "0"}
-
-
-def gpus_of(product: Product, target: Stepper) -> list[list[str]]:
-    """For each process of the target the UUIDs of the GPUs that its memory is on, as its agent says."""
-    (row,) = (row for row in product.call("ps") if row["root_pid"] == target.pid)
-    return [one["gpus"] for one in row["gpu_processes"]]
-
-
-def ranks_of(job: Stepper) -> list[str]:
-    """The GPU of each rank, as the ranks themselves see it, a few steps after whatever has just happened."""
-    job.wait_steps(8)
-    said = {int(words[1]): words[3] for line in job.lines() if (words := line.split())[2:3] == ["gpu"]}
-    return [gpu for _, gpu in sorted(said.items())]
-
-
-def uuids(product: Product) -> list[str]:
-    return [one["uuid"] for one in product.call("doctor")["devices"]]
 
 
 def make(make_product: Callable[..., Product], devices: int, **environment: str) -> Product:

@@ -1,6 +1,6 @@
 // A job in miniature: ranks in processes of their own that meet in a collective on their GPUs at every step.
 //
-//     collective PTX RANKS [graph] [pace-us N] [visible LIST/LIST/…]
+//     collective PTX RANKS [graph] [pace-us N] [fill N] [visible LIST/LIST/…]
 //
 // The first process uses no GPU. Ranks export memory to each other (VMM descriptors over sockets), and each step's
 // kernel of a rank spins until all others have written theirs. Ranks run apart: by a random pace, and up to kSync
@@ -8,6 +8,7 @@
 // they also meet on the CPU, over the sockets. Even ranks wait for the GPU in the driver, odd ones by asking it again
 // and again, and each has a second thread that does nothing but ask. With `graph` a step is one graph launch. With
 // `visible` each rank has a CUDA_VISIBLE_DEVICES of its own, and is on the first GPU of that; else rank k is on GPU k.
+// With `fill` a rank gives its GPU that much more work at each step, one call each.
 // A rank prints "rank K gpu UUID" whenever that is another GPU than before.
 // Rank 0 prints "step N errors E"; on SIGTERM to the first process all ranks stop at the same step, it prints
 // "done steps N errors E", and everybody exits with 0 if nothing was wrong.
@@ -89,6 +90,7 @@ struct Options {
     uint32_t ranks = 2;
     bool graph = false;
     long pace_us = 500;
+    unsigned long fill = 0;
     std::vector<std::string> visible;
 };
 
@@ -284,6 +286,8 @@ class Rank {
     }
 
     void step() {
+        for (unsigned long count = 0; count < options_.fill; ++count)
+            check(cuMemsetD32Async(state_ + 2048, static_cast<unsigned>(count), 16, together_), "cuMemsetD32Async");
         if (graph_ != nullptr)
             check(cuGraphLaunch(graph_, together_), "cuGraphLaunch");
         else
@@ -337,6 +341,8 @@ Options parse(int argc, char **argv) {
             options.graph = true;
         else if (std::string(argv[index]) == "pace-us" && index + 1 < argc)
             options.pace_us = std::strtol(argv[++index], nullptr, 10);
+        else if (std::string(argv[index]) == "fill" && index + 1 < argc)
+            options.fill = std::strtoul(argv[++index], nullptr, 10);
         else if (std::string(argv[index]) == "visible" && index + 1 < argc) {
             std::istringstream lists(argv[++index]);
             for (std::string list; std::getline(lists, list, '/');)

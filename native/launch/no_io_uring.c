@@ -1,0 +1,65 @@
+// woodfrog-no-io-uring: runs a program for which io_uring does not exist.
+//
+//     woodfrog-no-io-uring PROGRAM [ARGUMENT…]
+//
+// CRIU cannot save an io_uring. Programs that would like one (libuv, and with it the store of PyTorch's launcher) do
+// without where the kernel has none; so a seccomp filter answers io_uring_setup with ENOSYS and lets everything else
+// pass. Children inherit it, and it is part of an image. A filter needs CAP_SYS_ADMIN, or a process that can no longer
+// gain privileges: only without the capability is that (no_new_privs) set, as setuid programs inside lose theirs by it.
+// Exit status: the program's; 126 the filter cannot be had, 127 the program cannot be run (as of a shell).
+#include <errno.h>
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#if defined(__x86_64__)
+#define ARCHITECTURE AUDIT_ARCH_X86_64
+#define OTHER_ABI 0x40000000u // x32's calls have this bit
+#elif defined(__aarch64__)
+#define ARCHITECTURE AUDIT_ARCH_AARCH64
+#define OTHER_ABI 0u
+#else
+#error "the number of io_uring_setup is to be looked up for this architecture"
+#endif
+
+#ifndef SYS_io_uring_setup
+#define SYS_io_uring_setup 425 // on every architecture: the newer calls share their numbers
+#endif
+
+static int install(void) {
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, arch)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, ARCHITECTURE, 0, 4),
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_STMT(BPF_ALU | BPF_AND | BPF_K, ~OTHER_ABI),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_io_uring_setup, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | ENOSYS),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {.len = sizeof(code) / sizeof(code[0]), .filter = code};
+    if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program) == 0)
+        return 0;
+    if (errno != EACCES || prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0)
+        return -1;
+    return (int)syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program);
+}
+
+int main(int argc, char **argv) {
+    if (argc < 2) {
+        fprintf(stderr, "usage: woodfrog-no-io-uring PROGRAM [ARGUMENT...]\n");
+        return 126;
+    }
+    if (install() != 0) {
+        fprintf(stderr, "woodfrog-no-io-uring: no seccomp filter: %s\n", strerror(errno));
+        return 126;
+    }
+    execvp(argv[1], argv + 1);
+    fprintf(stderr, "woodfrog-no-io-uring: %s: %s\n", argv[1], strerror(errno));
+    return 127;
+}
