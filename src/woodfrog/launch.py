@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -99,6 +100,16 @@ def interposer() -> Path:
     if not found.is_file():
         raise RefusedError(f"the interposer {found} is missing", advice="run `make build`")
     return found
+
+
+def without_io_uring(argv: Sequence[str], cwd: str | None = None) -> list[str]:
+    """The command line that runs `argv`, in `cwd`, with a kernel that has no io_uring. NotFoundError when there is no
+    such program: what runs it could only say so in its log."""
+    if shutil.which(str(Path(cwd or "", argv[0])) if "/" in argv[0] else argv[0]) is None:
+        raise _not_started(argv[0], cwd, FileNotFoundError())
+    from woodfrog._native import paths
+
+    return [str(paths.no_io_uring()), *argv]
 
 
 def _not_started(program: str, cwd: str | None, error: OSError) -> WoodfrogError:

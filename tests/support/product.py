@@ -216,11 +216,11 @@ class Product:
 
         return Launcher(*self._ordered("launcher", track=track))
 
-    def sharer(self, workers: int, *, track: bool = False) -> Any:
+    def sharer(self, workers: int, *, track: bool = False, io_uring: bool = True) -> Any:
         """Start a sharer (tests/support/sharer.py) with so many processes that use the GPU."""
         from sharer import Sharer
 
-        return Sharer(*self._ordered("sharer", str(workers), track=track), workers)
+        return Sharer(*self._ordered("sharer", str(workers), track=track, io_uring=io_uring), workers)
 
     def collective(self, ranks: int, *options: str) -> Stepper:
         """Start ranks that meet in a collective at every step (tests/sim/targets/collective.cpp)."""
@@ -237,7 +237,9 @@ class Product:
         stepper.wait_for(lambda lines: any(line.startswith("step ") for line in lines), "first step")
         return stepper
 
-    def _ordered(self, program: str, *arguments: str, track: bool = False) -> tuple[Stepper, Path]:
+    def _ordered(
+        self, program: str, *arguments: str, track: bool = False, io_uring: bool = True
+    ) -> tuple[Stepper, Path]:
         """A target that takes orders, and the file for them."""
         self._count += 1
         name = f"{program}-{self._count}"
@@ -247,6 +249,7 @@ class Product:
             name, self.runtime, {**os.environ, **self.environment}, paths.interposer(), track=track
         )
         command = [str(self.build / program), str(orders), *arguments]
+        command = command if io_uring else launch.without_io_uring(command)
         process = launch.start(command, name=name, log=log, env=environment, cwd=str(self.root))
         stepper = Stepper(process.pid, log, process)
         self._targets.append(stepper)

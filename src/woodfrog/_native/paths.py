@@ -31,6 +31,11 @@ def simgpu_dir() -> Path:
     return directory() / "simgpu"
 
 
+def no_io_uring() -> Path:
+    """The program that starts another one for which io_uring does not exist (native/launch)."""
+    return directory() / "woodfrog-no-io-uring"
+
+
 def enter() -> Path:
     """The program that stands beside a process while the driver checkpoints it (native/enter)."""
     return directory() / "woodfrog-enter"

@@ -21,6 +21,10 @@ def run(
         bool,
         typer.Option("--track", help="Follow its launches: checkpoints hash only what they can have written."),
     ] = False,
+    no_io_uring: Annotated[
+        bool,
+        typer.Option("--no-io-uring", help="Let it have no io_uring: CRIU cannot save one (torchrun's store)."),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Start a program so that it can be checkpointed.
@@ -32,7 +36,8 @@ def run(
         from woodfrog import api
         from woodfrog.cli import follow
 
-        target = api.run(command, name, cwd=None if cwd is None else str(cwd), log=log, track=track)
+        directory = None if cwd is None else str(cwd)
+        target = api.run(command, name, cwd=directory, log=log, track=track, io_uring=not no_io_uring)
         started = {"name": target.name, "pid": target.pid, "log": target.log}
         if detach:
             if as_json:

@@ -124,7 +124,7 @@ TABLE: tuple[_Known, ...] = (
     _known(
         r"Can't retrieve FDs from socket",
         "The target has a file open that cannot be passed to another process; io_uring is the usual one.",
-        "Use suspend (it needs no CRIU), or run the target with io_uring off (libuv: UV_USE_IO_URING=0).",
+        "Use suspend (it needs no CRIU), or start the target with `woodfrog run --no-io-uring`.",
     ),
     # Terminals and sessions
     _known(

@@ -216,8 +216,8 @@ def _of_files(process: ProcessInfo) -> Iterator[Obstacle]:
             Scope.IMAGE,
             process.pid,
             f"Process {process.pid} uses io_uring, which CRIU cannot save.",
-            "Use suspend, or run it with io_uring off (Node.js: UV_USE_IO_URING=0; PyTorch's store: USE_LIBUV=0, and "
-            "ranks that are not started by torchrun, docs/troubleshooting.md).",
+            "Start it with `woodfrog run --no-io-uring` (most programs do without then, torchrun too); suspend works "
+            "as it is.",
         )
 
 

@@ -26,6 +26,7 @@
 //     K range NAME               cuMemGetAddressRange: offset and size
 //     K event TO | wait FROM     an event between processes
 //     K multicast NAME           cuMulticastCreate
+//     K io_uring                 makes one and keeps it: "ok", or why it cannot
 //     K pid
 #include "descriptors.hpp"
 #include "orders.hpp"
@@ -127,6 +128,10 @@ class Worker {
     std::string do_it(const std::string &verb, const std::string &name, std::istringstream &words) {
         if (verb == "pid")
             return std::to_string(getpid());
+        if (verb == "io_uring") {
+            char parameters[256] = {}; // struct io_uring_params has 120 bytes
+            return syscall(425, 4, parameters) >= 0 ? "ok" : std::string("none: ") + std::strerror(errno);
+        }
         if (verb == "make") {
             size_t mib = 0;
             std::string where;
