@@ -25,6 +25,7 @@ namespace {
 std::atomic<CUprocessState> current_state{CU_PROCESS_STATE_RUNNING};
 // Whether memory of another process was mapped when the checkpoint was made: its contents are not ours to save.
 bool had_imported_memory = false;
+std::atomic<unsigned> loan{0};
 bool stored_by_caller = false; // the device memory of this checkpoint is not here
 // The real driver maps one piece of private memory, populated by the kernel, for all that it saves. Ours is for the
 // control state, and with it for the memory of the devices where the configuration says so.
@@ -251,6 +252,7 @@ CUresult checkpoint_lend(std::vector<int> &descriptors) {
         if (physical->device() != kHostMemory)
             descriptors.push_back(physical->duplicate_fd());
     }
+    ++loan;
     current_state = kCheckpointing;
     return CUDA_SUCCESS;
 }
@@ -283,6 +285,7 @@ CUresult checkpoint_lend_back(const GpuPairs &pairs, std::vector<int> &descripto
         devices() = before;
         return error.code;
     }
+    ++loan;
     current_state = kRestoring;
     return CUDA_SUCCESS;
 }
@@ -309,6 +312,10 @@ CUresult checkpoint_complete() {
     ptx::resume_workers();
     current_state = CU_PROCESS_STATE_LOCKED;
     return CUDA_SUCCESS;
+}
+
+unsigned checkpoint_loan() {
+    return loan;
 }
 
 CUresult checkpoint_abandon() {

@@ -36,5 +36,7 @@ CUresult checkpoint_lend_back(const GpuPairs &pairs, std::vector<int> &descripto
 CUresult checkpoint_complete();
 // Back to where lend or lend_back began.
 CUresult checkpoint_abandon();
+// Which loan this is: each has a number of its own.
+unsigned checkpoint_loan();
 
 } // namespace simgpu

@@ -13,6 +13,7 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
+#include <utility>
 #include <vector>
 
 #include <cuda.h>
@@ -78,9 +79,8 @@ std::string service_name(int pid) {
     return {};
 }
 
-} // namespace
-
-CheckpointReply ask(int pid, const CheckpointRequest &request, std::vector<int> *descriptors) {
+// A connection to the service of another process, with the request sent.
+int send_to(int pid, const CheckpointRequest &request) {
     require(!Process::instance().forked.load(), CUDA_ERROR_NOT_INITIALIZED);
     require(pid > 0);
     std::string name = service_name(pid);
@@ -96,6 +96,21 @@ CheckpointReply ask(int pid, const CheckpointRequest &request, std::vector<int> 
         require(errno == EINTR, CUDA_ERROR_OPERATING_SYSTEM);
     }
     require(send(connection.fd, &request, sizeof request, MSG_NOSIGNAL) == sizeof request, CUDA_ERROR_OPERATING_SYSTEM);
+    return std::exchange(connection.fd, -1);
+}
+
+} // namespace
+
+int hold_loan(int pid) {
+    Socket connection{send_to(pid, CheckpointRequest{.action = CheckpointAction::kHold})};
+    CheckpointReply reply;
+    require(recv(connection.fd, &reply, sizeof reply, MSG_WAITALL) == sizeof reply && reply.result == CUDA_SUCCESS,
+            CUDA_ERROR_OPERATING_SYSTEM);
+    return std::exchange(connection.fd, -1);
+}
+
+CheckpointReply ask(int pid, const CheckpointRequest &request, std::vector<int> *descriptors) {
+    Socket connection{send_to(pid, request)};
     CheckpointReply reply;
     size_t received = 0;
     std::vector<int> lent;

@@ -83,8 +83,24 @@ void pass_on(int connection, const std::vector<int> &descriptors) {
         close(descriptor);
 }
 
+std::mutex &one_at_a_time = *new std::mutex;
+
+// Until the borrower's end of the connection is closed. What the real driver does when a borrower dies is not known;
+// this one takes back what it has lent, so that the target is as before.
+void hold(int connection) {
+    const unsigned number = checkpoint_loan();
+    CheckpointReply reply;
+    reply.result = CUDA_SUCCESS;
+    (void)send(connection, &reply, sizeof reply, MSG_NOSIGNAL);
+    char byte;
+    while (recv(connection, &byte, 1, 0) < 0 && (errno == EINTR || errno == EAGAIN))
+        ;
+    std::lock_guard lock(one_at_a_time);
+    if (checkpoint_loan() == number)
+        (void)checkpoint_abandon(); // refused when nothing is lent any more
+}
+
 CUresult perform(const CheckpointRequest &request, std::vector<int> &descriptors) {
-    static std::mutex &one_at_a_time = *new std::mutex;
     if (request.action == CheckpointAction::kGetState)
         return CUDA_SUCCESS;
     std::lock_guard lock(one_at_a_time);
@@ -115,6 +131,14 @@ void serve(int connection) {
     CheckpointReply reply;
     if (admitted(connection) && receive_all(connection, &request, sizeof request)) {
         bool sane = request.magic == kServiceMagic && request.pair_count <= kMaxGpuPairs;
+        if (sane && request.action == CheckpointAction::kHold) {
+            try {
+                hold(connection);
+            } catch (const Error &) { // the address space could not be put back: nothing can be saved any more
+            }
+            OwnedFds::instance().remove_and_close(connection);
+            return;
+        }
         std::vector<int> descriptors;
         try {
             reply.result = sane ? perform(request, descriptors) : CUDA_ERROR_INVALID_VALUE;

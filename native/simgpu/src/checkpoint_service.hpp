@@ -26,7 +26,8 @@ enum class CheckpointAction : std::uint32_t {
     kLend,
     kLendBack,
     kComplete,
-    kAbandon
+    kAbandon,
+    kHold // a connection that stays: when it ends before the loan does, the caller has died, and the loan is abandoned
 };
 
 struct CheckpointRequest {
@@ -49,6 +50,9 @@ inline constexpr unsigned kMaxDescriptors = 250; // of one message: SCM_MAX_FD i
 // One request to the service of another process. Descriptors that come with the answer are the caller's; without a
 // place for them they are closed. Throws an Error when there is no such process, or no answer.
 CheckpointReply ask(int pid, const CheckpointRequest &request, std::vector<int> *descriptors = nullptr);
+
+// For as long as the caller has what was lent: a connection, the caller's, that tells the other process that it lives.
+int hold_loan(int pid);
 
 // Throws CUDA_ERROR_OPERATING_SYSTEM when there can be no such thread.
 void start_checkpoint_service();

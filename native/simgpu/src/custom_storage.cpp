@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -77,7 +78,18 @@ class Range {
 };
 
 struct Operation {
+    ~Operation() {
+        if (leash < 0)
+            return;
+        // Until the target has closed its end: CRIU is to find no connection there.
+        char byte;
+        shutdown(leash, SHUT_WR);
+        while (recv(leash, &byte, 1, 0) > 0)
+            ;
+        close(leash);
+    }
     int pid = 0;
+    int leash = -1; // tells the target that its borrower lives
     std::vector<std::unique_ptr<Range>> ranges;
     std::vector<CustomStorageDevice> devices;
     CustomStorageInfo info{};
@@ -131,6 +143,7 @@ CUresult lend(int pid, const CheckpointRequest &request, CustomStorageInfo **int
     operation->pid = pid;
     CUresult result = CUDA_SUCCESS;
     try {
+        operation->leash = hold_loan(pid);
         for (auto &[device, pieces] : import_all(descriptors)) {
             operation->ranges.push_back(std::make_unique<Range>(device, std::move(pieces)));
             operation->ranges.back()->map();

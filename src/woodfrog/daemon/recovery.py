@@ -35,7 +35,7 @@ from woodfrog.operations.frozen import FrozenTarget
 from woodfrog.operations.members import AGENT_TIMEOUT_S
 from woodfrog.operations.migrate import MIGRATE, retreat
 from woodfrog.operations.notes import WARM, Notes, Record, read_notes, suspend_key, target_key
-from woodfrog.operations.resume import suspend_driver
+from woodfrog.operations.resume import loan_of, spaces_of, suspend_driver
 from woodfrog.operations.space import Space
 from woodfrog.target import procfs
 from woodfrog.target.identity import Identity, ProcessHandle
@@ -126,12 +126,19 @@ class Recovery:
         frozen.record = Record(self._keeper, target_key(notes.pid, notes.start_ticks), exists=True)
         first = max(0, notes.memory_from - 1)  # `fds` are those behind the notes
         frozen.fds = [os.dup(fd) for fd in fds[first : first + len(notes.handles)]]
+        lent = notes.operation == "suspend" and not notes.managed
+        if lent:  # its data is in the arena, if it was taken out
+            self._context.arenas.reserve(notes.extents)
+        spaces = spaces_of(self._context, notes) if lent else {}
+        frozen.lent = loan_of(self._context, notes, spaces) if lent else None
         try:
             if notes.operation == MIGRATE and not notes.memory_from:
                 retreat(frozen)
             frozen.bring_back()
         finally:
             frozen.close()
+        for space in spaces.values():
+            space.free()
 
     def _image_of(self, notes: Notes) -> bool:
         """Whether the image that this operation was writing is complete."""
@@ -162,7 +169,9 @@ class Recovery:
             return
         if notes.level != WARM:
             # A resume may have been cut off after the driver's half.
-            suspend_driver(FrozenTarget(self._context, notes), lambda: record.update(notes))
+            frozen = FrozenTarget(self._context, notes)
+            frozen.lent = loan_of(self._context, notes, spaces_of(self._context, notes))
+            suspend_driver(frozen, lambda: record.update(notes))
 
     def _runs(self, notes: Notes) -> bool:
         """Whether a resume had come to its end."""

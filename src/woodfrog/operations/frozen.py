@@ -21,6 +21,7 @@ from woodfrog.operations.context import Context
 from woodfrog.operations.control_files import ControlFiles
 from woodfrog.operations.cut import CutStats, come_to_rest
 from woodfrog.operations.data import close_all
+from woodfrog.operations.lent import LentMemory
 from woodfrog.operations.members import Member, member_of, side_by_side
 from woodfrog.operations.notes import HandleNote, Notes, Record, target_key
 from woodfrog.operations.placement import driver_pairs
@@ -61,6 +62,7 @@ class FrozenTarget:
         self.paused_s: float = 0.0  # before that
         self.driver_s: float = 0.0  # in the driver's own calls
         self.visit = Visit()  # of a target that has no interposer, see driver/entering.py
+        self.lent: LentMemory | None = None  # of such a target, where its driver lends its memory
 
     # ── the way in ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -171,6 +173,9 @@ class FrozenTarget:
                 side_by_side(self.members, lambda member: member.driver.lock(LOCK_TIMEOUT_S))
                 side_by_side(self.members, lambda member: member.driver.checkpoint())
                 return
+            if self.lent is not None:
+                self.lent.take_out(self.members, self.record)
+                return
             # Nothing of ours is in there: what can be done for it is done from outside.
             self.visit = side_by_side(self.members, _checkpoint_entered)[0]
 
@@ -215,7 +220,10 @@ class FrozenTarget:
     def _restore_one(self, member: Member) -> None:
         state = settled_state(member)
         if state is ProcessState.CHECKPOINTED:
-            member.driver.restore(driver_pairs(self.notes, member.note))
+            if self.lent is not None and self.lent.has(member):
+                self.lent.bring_in(member)
+            else:
+                member.driver.restore(driver_pairs(self.notes, member.note))
             state = ProcessState.LOCKED
         if state is ProcessState.LOCKED:
             member.driver.unlock()

@@ -20,6 +20,7 @@ from woodfrog.operations import room
 from woodfrog.operations.context import Context
 from woodfrog.operations.data import GpuData
 from woodfrog.operations.frozen import LOCK_TIMEOUT_S, FrozenTarget, settled_state
+from woodfrog.operations.lent import LentMemory
 from woodfrog.operations.limits import PhaseLimits
 from woodfrog.operations.members import Member, side_by_side
 from woodfrog.operations.notes import HOLD_DEVICE, WARM, Notes, Record, suspend_key
@@ -67,12 +68,20 @@ class Resume:
         self._target = FrozenTarget(context, notes)
         self._data = GpuData(context.devices, notes.handles, notes.devices)
         self._spaces = spaces_of(context, notes)
+        self._target.lent = loan_of(context, notes, self._spaces)
 
     def _place(self, notes: Notes, gpu_map: dict[str, str]) -> None:
         if notes.level == WARM:
             raise RefusedError(
                 f"{notes.name} waits with its context on its GPU, and the driver moves only what it has checkpointed",
                 advice="resume it, then `woodfrog migrate`; or suspend it cold",
+                pid=notes.pid,
+                target_state=self._waiting,
+            )
+        if lent_by_driver(notes):
+            raise RefusedError(
+                f"the driver lends {notes.name} its memory on the GPU where it was",
+                advice="resume it without --gpu",
                 pid=notes.pid,
                 target_state=self._waiting,
             )
@@ -182,6 +191,8 @@ class Resume:
             room.require_gpu(self._context.devices.by_uuid(uuid), size, "resuming the target")
 
     def _allocate(self) -> None:
+        if self._target.lent is not None:
+            return  # the driver makes it, and lends it
         if self._target.notes.hold == HOLD_DEVICE:
             notes_fd, *self._target.fds = self._context.keeper.fetch(self._record.key)
             os.close(notes_fd)
@@ -191,6 +202,8 @@ class Resume:
 
     def _refill(self) -> None:
         data, target = self._data, self._target
+        if target.lent is not None:
+            return
         if data.parts and target.notes.hold != HOLD_DEVICE:
             progress = data.new_progress()
             with self.runner.counting(self._prefix + "refill", progress):
@@ -210,6 +223,9 @@ class Resume:
             # For a daemon that finds processes which the driver has restored: that is where they are.
             self._suspended.gpu_pairs = self._target.notes.gpu_pairs
             self._record.update(self._suspended)
+        if self._target.lent is not None:
+            bring_in(self._target)  # unlocked once there is no way back: what it writes is in the arena no more
+            return
         self._target.restore_driver()
 
     def _uncontrol(self) -> None:
@@ -225,6 +241,8 @@ class Resume:
         """Nothing to do: both halves are there, and from here the way is forward."""
 
     def _return(self) -> None:
+        if self._target.lent is not None:
+            self._target.restore_driver()
         self._target.return_and_resume()
 
     def _end(self) -> None:
@@ -287,10 +305,34 @@ def spaces_of(context: Context, notes: Notes) -> dict[int, Space]:
     return spaces
 
 
+def loan_of(context: Context, notes: Notes, spaces: dict[int, Space]) -> LentMemory | None:
+    """Of a suspended target whose driver lends its memory."""
+    return LentMemory(context, notes, spaces) if lent_by_driver(notes) else None
+
+
+def lent_by_driver(notes: Notes) -> bool:
+    """Whether the target's data is in the arena although it has no interposer."""
+    return bool(notes.extents) and not notes.managed
+
+
+def bring_in(target: FrozenTarget) -> None:
+    """What a driver lends for its restore is filled; the processes stay locked."""
+    assert target.lent is not None
+    for member in target.members:
+        if member.alive and settled_state(member) is ProcessState.CHECKPOINTED:
+            target.lent.bring_in(member)
+
+
 def suspend_driver(target: FrozenTarget, remember: Callable[[], None]) -> None:
     """The driver's state off the GPU again, from whichever of its states it is in. `remember` writes the notes down:
     which GPUs a process that is checkpointed comes from nobody else could tell."""
     living = [member for member in target.members if member.alive]
+    if target.lent is not None:
+        # Its data is in the arena, and it was not let run: what was filled of its memory so far may go.
+        for member in living:
+            settled_state(member)
+            target.lent.discard(member)
+        return
     states = side_by_side(living, _locked)
     locked = [member for member, state in zip(living, states, strict=True) if state is ProcessState.LOCKED]
     if any(member.note.moved != target.notes.gpu_pairs for member in locked):

@@ -6,10 +6,19 @@ A `Space` is taken before the target is touched, so that the target never waits 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from woodfrog.operations.context import Arenas, ExtentLike
 
 ALIGNMENT_BYTES = 2 << 20  # of every extent: a huge page, and the granularity of device memory
+
+
+class Piece(NamedTuple):
+    """A part of an extent."""
+
+    node: int
+    offset: int
+    size: int
 
 
 class Space:
@@ -17,7 +26,7 @@ class Space:
 
     def __init__(self, arenas: Arenas, extents: Sequence[ExtentLike], user: int) -> None:
         self._arenas = arenas
-        self.extents = list(extents)
+        self.extents: list[ExtentLike] = list(extents)
         self.user = user
 
     @classmethod
@@ -81,6 +90,20 @@ class Space:
             position += extent.size
         if end > position:
             raise ValueError(f"[{begin}, {end}) reaches past a space of {position} bytes")
+
+    def trim(self, size_bytes: int) -> None:
+        """Give back whole aligned pieces behind the first `size_bytes`."""
+        kept, surplus, begin = [], [], 0
+        for extent in self.extents:
+            keep = min(extent.size, max(0, -(-(size_bytes - begin) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES))
+            begin += extent.size
+            if keep:
+                kept.append(Piece(extent.node, extent.offset, keep))
+            if keep < extent.size:
+                surplus.append(Piece(extent.node, extent.offset + keep, extent.size - keep))
+        self.extents = list(kept)
+        if surplus:
+            self._arenas.free(surplus, self.user)
 
     def free(self) -> None:
         """Give the memory back. Nothing happens a second time."""

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from woodfrog.errors import NoSpaceError, RefusedError, TargetState, WoodfrogError
-from woodfrog.operations import room
+from woodfrog.operations import lent, room
 from woodfrog.operations.context import Context
 from woodfrog.operations.data import GpuData
 from woodfrog.operations.failure import explain
 from woodfrog.operations.freezing import FreezingOperation
 from woodfrog.operations.frozen import FrozenTarget
+from woodfrog.operations.lent import LentMemory
 from woodfrog.operations.notes import COLD, WARM, ExtentNote, Record, suspend_key
 from woodfrog.operations.phases import Beside, Emit, Phase, Runner, Step
 from woodfrog.operations.space import Space
@@ -140,11 +141,26 @@ class Suspend(FreezingOperation):
 
         self._frozen = FrozenTarget(self._context, surveyed.notes("suspend"))
         self._frozen.notes.level = self._request.level
+        if not surveyed.managed and lent.wanted():
+            self._prepare_loan(self._frozen)
         if self._request.level != WARM:
             self._offer_control_memory(surveyed)
 
+    def _prepare_loan(self, target: FrozenTarget) -> None:
+        """Room for what the driver is going to lend; without, it keeps the data in the process, as older ones do."""
+        loan = LentMemory(self._context, target.notes, self._spaces)
+        try:
+            loan.reserve([member.pid for member in target.members])
+        except NoSpaceError as failure:
+            log.info("the driver keeps the memory of %s: %s", target.notes.name, failure.reason)
+            return
+        target.lent = loan
+
     def _handover(self) -> None:
         target = self._target
+        if target.lent is not None:
+            target.lent.reserve([member.pid for member in target.members])
+            target.lent.tell(target.record)
         if not target.notes.managed:
             return
         # Its memory will be filled by us: what it wrote since its last image is no measure of that any more.
@@ -168,6 +184,8 @@ class Suspend(FreezingOperation):
 
     def _commit(self) -> None:
         notes = self._target.notes
+        if self._target.lent is not None:
+            self._target.lent.trim()
         notes.extents = [
             ExtentNote(device, extent.node, extent.offset, extent.size)
             for device, space in sorted(self._spaces.items())
@@ -209,6 +227,8 @@ class Suspend(FreezingOperation):
             failure.target_state = TargetState.SUSPENDED
             failure.pid = failure.pid or self._frozen.notes.pid
             return failure
+        if self._frozen.lent is not None and self.runner.undo_failures:
+            self._spaces.clear()  # its data is in there still; who brings it back gives them back
         return explain(failure, self._frozen, self.runner)
 
     def result(self) -> dict[str, Any]:
@@ -221,7 +241,7 @@ class Suspend(FreezingOperation):
             "level": notes.level,
             "phases": dict(self.runner.times),
             "stall_s": self._target.stall_s,
-            "bytes": self._gpu_bytes,
+            "bytes": self._target.lent.size_bytes if self._target.lent is not None else self._gpu_bytes,
             "visit": self._target.visit.to_dict(),
         }
 
