@@ -115,7 +115,9 @@ def measure_woodfrog(
 
     rows: dict[tuple[str, bool], list[dict[str, Any]]] = {}
     longest_s = 0.0
-    with target_process.interposed(name, options(name, size_gib), arguments.work, f"concurrent-{size_gib:g}") as target:
+    env = {"WOODFROG_POOL_MIB": str(arguments.pool_mib)} if arguments.pool_mib else {}
+    log = f"concurrent-{size_gib:g}"
+    with target_process.interposed(name, options(name, size_gib), arguments.work, log, env=env) as target:
         target.wait_start()
         share = harness.Budget(min(budget.left_s, budget_s))
         # The first one of each size populates the arena: it is reported, as number 0, and not counted.
@@ -133,7 +135,7 @@ def measure_woodfrog(
                 )  # fmt: skip
             longest_s = max(longest_s, call.call_s)
             target.wait_more_steps(3)
-            row = woodfrog_row(target.log, call, marks)
+            row = {**woodfrog_row(target.log, call, marks), "pool_mib": arguments.pool_mib}
             results.add(
                 kind="woodfrog", size_gib=size_gib, way=way, cpu=cpu, repetition=number, **row, **call.members()
             )
@@ -159,6 +161,7 @@ def woodfrog_row(log: target_process.Log, call: woodfrog_calls.Timed, marks: Mar
         "write_speed": speed(log, max(resumed_s, drained_s), marks.at["commit", "end"], usual_s),
         "concurrent": result.concurrent,
         "gpu_bytes": result.gpu_bytes,
+        "gpu_handles": result.gpu_handles,
         "gpu_new_bytes": result.gpu_new_bytes,
         "ring": result.ring,
     }
@@ -214,6 +217,7 @@ def summarise(results: harness.Results, size_gib: float, rows: dict[tuple[str, b
         label = f"{way}{'_cpu' if cpu else ''}_{size_gib:g}gib"
         summary[f"stall_s_{label}"] = median(some, "stall_s")
         summary[f"driver_s_{label}"] = median(some, "driver_s")
+        summary[f"gpu_handles_{label}"] = median(some, "gpu_handles")
         summary[f"stall_beyond_floor_ms_{label}"] = 1e3 * median(some, "stall_beyond_floor_s")
         for interval, ratio in ratios(median(some, "lost_s")).items():
             summary[f"effective_ratio_{interval}_{label}"] = ratio
@@ -233,6 +237,7 @@ def main() -> int:
     parser.add_argument("--sizes-gib", type=float, nargs="+", default=[16.0, 64.0], help="in order of importance")
     parser.add_argument("--target", choices=("train_gpt2", "sparse_writes"), help="the second runs without torch")
     parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--pool-mib", type=int, default=0, help="$WOODFROG_POOL_MIB of the target")
     parser.add_argument("--without", nargs="*", default=[], choices=("driver", *SAVES), help="baselines to leave out")
     arguments = parser.parse_args()
     name: str = arguments.target or ("sparse_writes" if arguments.quick else "train_gpt2")

@@ -25,6 +25,7 @@
 #include <cstring>
 #include <ctime>
 #include <fcntl.h>
+#include <optional>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -138,6 +139,8 @@ class Agent {
             }
             const Deadline began = now();
             const Type type = static_cast<Type>(packet.header.type);
+            if (type != Type::return_batch)
+                forget_return(); // the tables that it lists may change
             if (type == Type::return_batch) {
                 if (!take_batch(packet, began))
                     return lost();
@@ -179,6 +182,8 @@ class Agent {
             return {};
         case Type::control_memory:
             return prepare_control(packet);
+        case Type::export_ahead:
+            return state_ == State::running ? export_ahead() : wrong_state("export_ahead");
         default:
             return {Status::bad_message, CUDA_SUCCESS, packet.header.type, "an unknown command"};
         }
@@ -365,23 +370,21 @@ class Agent {
 
     // A batch of returned handles; the reply follows the last one and tells the first failure.
     bool take_batch(Packet &packet, Deadline began) {
-        if (returning_.ok())
-            returning_ = take_handles(packet);
+        if (returned_.ok())
+            returned_ = take_handles(packet);
         packet.fds.clear();
         if ((packet.header.flags & WF_FLAG_LAST) == 0)
             return true;
-        Outcome outcome = returning_;
-        returning_ = Outcome{};
-        if (outcome.ok()) {
-            if (const size_t missing = missing_handles(); missing != 0) {
-                char text[96];
-                snprintf(text, sizeof(text), "%zu handles were not returned", missing);
-                outcome = {Status::bad_message, CUDA_SUCCESS, missing, text};
-            } else if (outcome = finish_return(); outcome.ok()) {
-                state_ = State::returned;
-            }
-        }
+        Outcome outcome = returned_.ok() ? return_->finish() : returned_;
+        forget_return();
+        if (outcome.ok())
+            state_ = State::returned;
         return answer(packet, outcome, began);
+    }
+
+    void forget_return() {
+        returned_ = Outcome{};
+        return_.reset();
     }
 
     Outcome take_handles(Packet &packet) {
@@ -390,10 +393,12 @@ class Agent {
         const size_t count = packet.header.count;
         if (packet.payload.size() != count * sizeof(wire::Handle) || packet.fds.size() != count)
             return {Status::bad_message, CUDA_SUCCESS, 0, "return_batch has the wrong length"};
+        if (!return_)
+            return_.emplace();
         for (size_t i = 0; i < count; ++i) {
             wire::Handle handle{};
             memcpy(&handle, packet.payload.data() + i * sizeof(handle), sizeof(handle));
-            if (Outcome outcome = return_handle(handle, packet.fds.take(i)); !outcome.ok())
+            if (Outcome outcome = return_->take(handle, packet.fds.take(i)); !outcome.ok())
                 return outcome;
         }
         return {};
@@ -413,7 +418,7 @@ class Agent {
 
     // The daemon is gone without a detach.
     void lost() {
-        returning_ = Outcome{};
+        forget_return();
         if (state_ == State::released)
             return;
         if (state_ != State::running) {
@@ -431,7 +436,8 @@ class Agent {
     State state_ = State::running;
     uint64_t operation_ = 0;
     uint32_t devices_ = 0;
-    Outcome returning_;
+    std::optional<Return> return_; // a series of return batches that is not over
+    Outcome returned_;             // its first failure
 };
 
 void *agent_thread(void *argument) {

@@ -8,9 +8,9 @@
 #include "debug.hpp"
 #include "driver_memory.hpp"
 #include "gate.hpp"
+#include "pool.hpp"
 
 #include <algorithm>
-#include <unordered_map>
 
 namespace woodfrog::interpose {
 namespace {
@@ -32,19 +32,18 @@ void enter_allocation(CUdeviceptr address, size_t size_bytes, size_t taken_bytes
                                       Allocation{address, size_bytes, taken_bytes, block, next_buffer_id()});
 }
 
-// With the lock held: a small allocation from a slab that has room.
-bool take_from_slab(const Context *owner, size_t size_bytes, CUdeviceptr *address) {
-    Memory &all = memory();
-    const size_t wanted = round_up(size_bytes, kSmallAlignment);
-    for (auto room = all.slabs_by_room.lower_bound({wanted, nullptr}); room != all.slabs_by_room.end(); ++room) {
+// With the lock held: an allocation from a block that others share and that has room. `wanted` is what it takes there.
+bool take_shared(std::set<std::pair<size_t, Block *>> &by_room, const Context *owner, size_t size_bytes, size_t wanted,
+                 CUdeviceptr *address) {
+    for (auto room = by_room.lower_bound({wanted, nullptr}); room != by_room.end(); ++room) {
         Block *block = room->second;
         if (block->owner != owner)
             continue;
         size_t offset = 0;
-        all.slabs_by_room.erase(room);
+        by_room.erase(room);
         block->slab->take(wanted, &offset);
         if (const size_t left = block->slab->largest_free_bytes(); left > 0)
-            all.slabs_by_room.emplace(left, block);
+            by_room.emplace(left, block);
         *address = block->address + offset;
         enter_allocation(*address, size_bytes, wanted, block);
         return true;
@@ -82,27 +81,57 @@ CUresult new_block(Context *owner, size_t size_bytes, std::unique_ptr<Block> *bl
     return result;
 }
 
-CUresult allocate_small(Context *owner, size_t size_bytes, CUdeviceptr *address) {
-    {
-        std::lock_guard lock(memory().mutex);
-        if (take_from_slab(owner, size_bytes, address))
-            return CUDA_SUCCESS;
-    }
+// A new block of `block_bytes` to share, and an allocation from it.
+CUresult allocate_in_new_block(Context *owner, size_t block_bytes, bool pool, size_t size_bytes, size_t wanted,
+                               CUdeviceptr *address) {
     std::unique_ptr<Block> block;
-    const size_t slab_bytes = round_up(kSlabBytes, owner->facts->granularity_bytes);
-    if (const CUresult result = new_block(owner, slab_bytes, &block); result != CUDA_SUCCESS)
+    if (const CUresult result = new_block(owner, block_bytes, &block); result != CUDA_SUCCESS)
         return result;
     block->slab = std::make_unique<Slab>(block->size_bytes);
+    block->pool = pool;
     std::lock_guard lock(memory().mutex);
     Block *added = block.get();
-    memory().slabs_by_room.emplace(added->size_bytes, added);
+    auto &by_room = memory().by_room(*added);
+    by_room.emplace(added->size_bytes, added);
     memory().blocks.emplace(added->address, std::move(block));
-    return take_from_slab(owner, size_bytes, address) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    return take_shared(by_room, owner, size_bytes, wanted, address) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult allocate_small(Context *owner, size_t size_bytes, CUdeviceptr *address) {
+    const size_t wanted = round_up(size_bytes, kSmallAlignment);
+    {
+        std::lock_guard lock(memory().mutex);
+        if (take_shared(memory().slabs_by_room, owner, size_bytes, wanted, address))
+            return CUDA_SUCCESS;
+    }
+    const size_t slab_bytes = round_up(kSlabBytes, owner->facts->granularity_bytes);
+    return allocate_in_new_block(owner, slab_bytes, false, size_bytes, wanted, address);
+}
+
+// In a block that large allocations share. Not ok: there is to be none for this one, or no memory for it.
+bool allocate_pooled(Context *owner, size_t size_bytes, size_t wanted, CUdeviceptr *address) {
+    size_t pool_bytes = pool_block_bytes(0, owner->facts->granularity_bytes);
+    if (pool_bytes == 0)
+        return false;
+    {
+        std::lock_guard lock(memory().mutex);
+        size_t owned_bytes = 0;
+        for (const auto &[at, block] : memory().blocks)
+            owned_bytes += block->physical.device == owner->device ? block->size_bytes : 0;
+        pool_bytes = pool_block_bytes(owned_bytes, owner->facts->granularity_bytes);
+        if (!pool_takes(wanted, pool_bytes))
+            return false;
+        if (take_shared(memory().pools_by_room, owner, size_bytes, wanted, address))
+            return true;
+    }
+    return allocate_in_new_block(owner, pool_bytes, true, size_bytes, wanted, address) == CUDA_SUCCESS;
 }
 
 CUresult allocate_large(Context *owner, size_t size_bytes, CUdeviceptr *address) {
     std::unique_ptr<Block> block;
     const size_t block_bytes = round_up(size_bytes, owner->facts->granularity_bytes);
+    if (allocate_pooled(owner, size_bytes, block_bytes, address))
+        return CUDA_SUCCESS;
     if (const CUresult result = new_block(owner, block_bytes, &block); result != CUDA_SUCCESS)
         return result;
     std::lock_guard lock(memory().mutex);
@@ -120,14 +149,16 @@ CUresult give_back(const Allocation &allocation) {
         std::lock_guard lock(all.mutex);
         Block *block = allocation.block;
         if (block->slab != nullptr) {
+            auto &by_room = all.by_room(*block);
             if (const size_t room = block->slab->largest_free_bytes(); room > 0)
-                all.slabs_by_room.erase({room, block});
+                by_room.erase({room, block});
             block->slab->give(allocation.address - block->address, allocation.taken_bytes);
             if (!block->slab->empty()) {
-                all.slabs_by_room.emplace(block->slab->largest_free_bytes(), block);
+                by_room.emplace(block->slab->largest_free_bytes(), block);
                 return CUDA_SUCCESS;
             }
             block->slab.reset();
+            block->pool = false;
         }
         auto entry = all.blocks.find(block->address);
         std::unique_ptr<Block> freed = std::move(entry->second);

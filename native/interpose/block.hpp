@@ -1,5 +1,5 @@
-// A block: a piece of physical memory mapped at an address range of its own. Large allocations are a block each, small
-// ones share one (slab.hpp).
+// A block: a piece of physical memory mapped at an address range of its own. Large allocations are a block each (or, if
+// that is wanted, share one too: pool.hpp), small ones share one (slab.hpp).
 //
 // Blocks are made and destroyed without holding a lock, since the driver takes its time over it. A small number of free
 // blocks is kept for the next allocation of the same size; they count as free memory and are given back before any
@@ -21,7 +21,8 @@ struct Block {
     size_t size_bytes = 0;   // = physical.size_bytes
     Context *owner = nullptr;
     bool mapped = false;
-    std::unique_ptr<Slab> slab; // set when the block holds small allocations
+    std::unique_ptr<Slab> slab; // set when allocations share the block
+    bool pool = false;          // large ones (pool.hpp), else small ones
     ~Block();
 };
 

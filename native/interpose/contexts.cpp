@@ -67,7 +67,8 @@ std::vector<std::unique_ptr<Block>> take_blocks_of(Context *context) {
     std::vector<std::unique_ptr<Block>> taken = all.take_spare(context, -1);
     std::erase_if(all.put_off, [&](const Allocation &freed) { return freed.block->owner == context; });
     std::erase_if(all.allocations, [&](const auto &entry) { return entry.second.block->owner == context; });
-    std::erase_if(all.slabs_by_room, [&](const auto &entry) { return entry.second->owner == context; });
+    for (auto *by_room : {&all.slabs_by_room, &all.pools_by_room})
+        std::erase_if(*by_room, [&](const auto &entry) { return entry.second->owner == context; });
     for (auto entry = all.blocks.begin(); entry != all.blocks.end();) {
         if (entry->second->owner == context) {
             taken.push_back(std::move(entry->second));

@@ -10,36 +10,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
-#include <optional>
 
 namespace woodfrog::interpose {
 namespace {
-
-wire::Kind kind_of(const VirtualHandle &handle) {
-    return handle.physical.host_node >= 0 ? wire::Kind::host_handle : wire::Kind::virtual_handle;
-}
-
-// One of the two things that physical memory lies behind here.
-struct Owned {
-    Physical *physical = nullptr;
-    Block *block = nullptr;
-    VirtualHandle *handle = nullptr;
-
-    wire::Kind kind() const {
-        if (handle != nullptr)
-            return kind_of(*handle);
-        return block->slab != nullptr ? wire::Kind::slab : wire::Kind::allocation;
-    }
-};
-
-std::vector<Owned> everything_owned() { // with the lock held
-    std::vector<Owned> all;
-    for (const auto &[address, block] : memory().blocks)
-        all.push_back({&block->physical, block.get(), nullptr});
-    for (const auto &[number, handle] : memory().virtual_handles)
-        all.push_back({&handle->physical, nullptr, handle.get()});
-    return all;
-}
 
 std::string naming(const char *what, const Physical &physical) {
     char text[128];
@@ -47,31 +20,6 @@ std::string naming(const char *what, const Physical &physical) {
              static_cast<unsigned long long>(physical.id), physical.device, physical.size_bytes);
     return text;
 }
-
-// Import and mapping are calls about a device: a context of it is made current for them.
-// Memory of a peer may be mapped where there is no context on its own device: any other serves.
-CUcontext any_context_on(CUdevice device) {
-    CUcontext other = nullptr;
-    for (const auto &[handle, context] : memory().contexts) {
-        if (context->device == device && !context->green)
-            return handle;
-        if (!context->green)
-            other = handle;
-    }
-    return other;
-}
-
-class DeviceScope {
-  public:
-    explicit DeviceScope(CUdevice device) {
-        const CUcontext context = any_context_on(device);
-        if (context != nullptr)
-            scope_.emplace(context);
-    }
-
-  private:
-    std::optional<CurrentScope> scope_;
-};
 
 std::vector<wire::Mapping> everything_mapped() {
     std::vector<wire::Mapping> mappings;
@@ -140,14 +88,16 @@ Outcome check_exportable(const std::vector<Owned> &all) {
         if (owned.handle != nullptr && owned.handle->pinned)
             return {wire::Status::unsupported, CUDA_SUCCESS, owned.physical->id,
                     "memory in a multicast object or a sparse array cannot be handed over"};
-        if (owned.physical->kept.fd >= 0 && !fd_is_ours(owned.physical->kept))
+        if (owned.physical->kept.fd >= 0 && needs_kept(*owned.physical) && !fd_is_ours(owned.physical->kept))
             return {wire::Status::unsupported, CUDA_SUCCESS, owned.physical->id,
                     "the application has closed the descriptor of GPU memory that this library keeps"};
     }
     if (Outcome outcome = check_registered(); !outcome.ok())
         return outcome;
-    // Each handle comes back with a descriptor that has to be kept.
-    if (make_room_for_fds(all.size() + WF_MAX_ENTRIES) != 0) {
+    // Each handle comes back with a descriptor that has to be kept, in the place of the one that may be kept now.
+    const size_t kept = static_cast<size_t>(
+        std::count_if(all.begin(), all.end(), [](const Owned &owned) { return owned.physical->kept.fd >= 0; }));
+    if (make_room_for_fds(all.size() - kept + WF_MAX_ENTRIES) != 0) {
         char text[160];
         snprintf(text, sizeof(text), "the limit of open files (ulimit -Hn) is too low for %zu GPU memory handles",
                  all.size());
@@ -156,48 +106,91 @@ Outcome check_exportable(const std::vector<Owned> &all) {
     return {};
 }
 
-Outcome unmap_virtual(VirtualHandle *handle, bool *changed) {
-    for (auto &[address, mapping] : memory().virtual_mappings) {
-        if (mapping.handle != handle || !mapping.present)
+Outcome unmap_owned(const Owned &owned, bool *changed) {
+    const Physical &physical = *owned.physical;
+    if (owned.block != nullptr && owned.block->mapped) {
+        if (const CUresult result = unmap_block(owned.block); result != CUDA_SUCCESS)
+            return driver_failure(result, naming("cuMemUnmap", physical), physical.id);
+        *changed = true;
+    }
+    for (VirtualMapping *mapping : owned.mappings) {
+        if (!mapping->present)
             continue;
-        if (mapping.host_reaches() && !host_waits_for(address, mapping.size_bytes))
-            return {wire::Status::no_memory, CUDA_SUCCESS, handle->physical.id, "too many mappings of host memory"};
-        const CUresult result = WF_REAL(cuMemUnmap)(address, mapping.size_bytes);
+        if (mapping->host_reaches() && !host_waits_for(mapping->address, mapping->size_bytes))
+            return {wire::Status::no_memory, CUDA_SUCCESS, physical.id, "too many mappings of host memory"};
+        const CUresult result = WF_REAL(cuMemUnmap)(mapping->address, mapping->size_bytes);
         if (result != CUDA_SUCCESS)
-            return driver_failure(result, naming("cuMemUnmap", handle->physical), handle->physical.id);
-        mapping.present = false;
+            return driver_failure(result, naming("cuMemUnmap", physical), physical.id);
+        mapping->present = false;
         *changed = true;
     }
     return {};
 }
 
-Outcome map_virtual(VirtualHandle *handle) {
-    for (auto &[address, mapping] : memory().virtual_mappings) {
-        if (mapping.handle != handle || mapping.present)
-            continue;
-        if (const CUresult result = map_again(&mapping); result != CUDA_SUCCESS)
-            return driver_failure(result, naming("mapping", handle->physical), handle->physical.id);
-    }
-    return {};
-}
-
 Outcome map_owned(const Owned &owned) {
-    if (owned.handle != nullptr)
-        return map_virtual(owned.handle);
-    if (owned.block->mapped)
-        return {};
-    const CUresult result = map_block(owned.block, reader_devices(*owned.block->owner));
+    CUresult result = CUDA_SUCCESS;
+    if (owned.block != nullptr && !owned.block->mapped)
+        result = map_block(owned.block, reader_devices(*owned.block->owner));
+    for (VirtualMapping *mapping : owned.mappings)
+        if (result == CUDA_SUCCESS && !mapping->present)
+            result = map_again(mapping);
     return result == CUDA_SUCCESS ? Outcome{}
                                   : driver_failure(result, naming("mapping", *owned.physical), owned.physical->id);
 }
 
+// A descriptor for what follows `after` in a table, until there is one that lacks it: false at the table's end. The
+// lock is held for one at a time, since the application goes on meanwhile.
+template <typename Table, typename Of>
+bool keep_next(const Table &table, typename Table::key_type *after, const Of &of, CUresult *result, uint64_t *made) {
+    std::lock_guard lock(memory().mutex);
+    for (auto entry = table.upper_bound(*after); entry != table.end(); ++entry) {
+        *after = entry->first;
+        Physical &physical = of(*entry->second);
+        if (physical.kept.fd >= 0 || !physical.present)
+            continue;
+        *result = keep_physical_fd(&physical);
+        *made += *result == CUDA_SUCCESS ? 1 : 0;
+        return *result == CUDA_SUCCESS;
+    }
+    return false;
+}
+
 } // namespace
+
+Outcome export_ahead() {
+    size_t lacking = 0;
+    {
+        std::lock_guard lock(memory().mutex);
+        for (const auto &[address, one] : memory().blocks)
+            lacking += one->physical.kept.fd < 0 ? 1 : 0;
+        for (const auto &[number, one] : memory().virtual_handles)
+            lacking += one->physical.kept.fd < 0 ? 1 : 0;
+    }
+    Outcome done;
+    if (make_room_for_fds(lacking + WF_MAX_ENTRIES) != 0)
+        return done; // the export will say so
+    CUresult result = CUDA_SUCCESS;
+    CUdeviceptr block = 0;
+    while (
+        keep_next(memory().blocks, &block, [](Block &one) -> Physical & { return one.physical; }, &result, &done.value))
+        ;
+    CUmemGenericAllocationHandle number = 0;
+    while (result == CUDA_SUCCESS &&
+           keep_next(
+               memory().virtual_handles, &number, [](VirtualHandle &one) -> Physical & { return one.physical; },
+               &result, &done.value))
+        ;
+    if (result != CUDA_SUCCESS)
+        debug("descriptors made ahead: %d after %llu", result, static_cast<unsigned long long>(done.value));
+    return done;
+}
 
 Outcome export_memory(const SendHandles &send_handles, const SendMappings &send_mappings,
                       const SendShared &send_shared) {
     give_back_spare(-1);
+    const Inventory inventory;
+    const std::vector<Owned> &all = inventory.all();
     std::lock_guard lock(memory().mutex);
-    const std::vector<Owned> all = everything_owned();
     if (Outcome outcome = check_exportable(all); !outcome.ok())
         return outcome;
     const Outcome gone{wire::Status::bad_message, CUDA_SUCCESS, 0, "the daemon is gone"};
@@ -241,48 +234,46 @@ Outcome release_memory(bool *changed) {
     *changed = false;
     if (Outcome outcome = unregister_shared(changed); !outcome.ok())
         return outcome;
+    const Inventory inventory;
+    DeviceScope current;
     std::lock_guard lock(memory().mutex);
-    const std::vector<Owned> all = everything_owned();
-    for (const Owned &owned : all) {
-        const DeviceScope current(owned.physical->device);
-        if (owned.handle != nullptr) {
-            if (Outcome outcome = unmap_virtual(owned.handle, changed); !outcome.ok())
-                return outcome;
-        } else if (owned.block->mapped) {
-            const CUresult result = unmap_block(owned.block);
-            if (result != CUDA_SUCCESS)
-                return driver_failure(result, naming("cuMemUnmap", *owned.physical), owned.physical->id);
-        }
+    for (const Owned &owned : inventory.all()) {
+        current.enter(owned.physical->device);
+        if (Outcome outcome = unmap_owned(owned, changed); !outcome.ok())
+            return outcome;
         *changed = true;
         if (const CUresult result = release_physical(owned.physical); result != CUDA_SUCCESS)
             return driver_failure(result, naming("cuMemRelease", *owned.physical), owned.physical->id);
     }
     Outcome done;
-    done.value = all.size();
+    done.value = inventory.all().size();
     return done;
 }
 
-Outcome return_handle(const wire::Handle &handle, int fd) {
-    std::lock_guard lock(memory().mutex);
-    const std::vector<Owned> all = everything_owned();
-    const auto found =
-        std::find_if(all.begin(), all.end(), [&](const Owned &owned) { return owned.physical->id == handle.handle; });
-    if (found == all.end() || found->physical->size_bytes != handle.size ||
-        found->physical->device != static_cast<CUdevice>(handle.device)) {
+Outcome Return::take(const wire::Handle &handle, int fd) {
+    const Owned *owned = inventory_.find(handle.handle);
+    if (owned == nullptr || owned->physical->size_bytes != handle.size ||
+        owned->physical->device != static_cast<CUdevice>(handle.device)) {
         finish_fd(fd, false);
         return {wire::Status::bad_message, CUDA_SUCCESS, handle.handle,
                 "a handle was returned that this process does not know"};
     }
-    const DeviceScope current(found->physical->device);
-    if (found->physical->present) {
+    std::lock_guard lock(memory().mutex);
+    current_.enter(owned->physical->device);
+    if (owned->physical->present) {
         finish_fd(fd, false); // a repeated return; what is missing of its mappings is mapped below
-    } else if (const CUresult result = import_physical(found->physical, fd); result != CUDA_SUCCESS) {
-        return driver_failure(result, naming("importing", *found->physical), handle.handle);
+    } else if (const CUresult result = import_physical(owned->physical, fd); result != CUDA_SUCCESS) {
+        return driver_failure(result, naming("importing", *owned->physical), handle.handle);
     }
-    return map_owned(*found);
+    return map_owned(*owned);
 }
 
-Outcome finish_return() {
+Outcome Return::finish() {
+    if (const size_t missing = missing_handles(); missing != 0) {
+        char text[96];
+        snprintf(text, sizeof(text), "%zu handles were not returned", missing);
+        return {wire::Status::bad_message, CUDA_SUCCESS, missing, text};
+    }
     if (Outcome outcome = register_again(); !outcome.ok())
         return outcome;
     host_goes_on();
@@ -290,14 +281,13 @@ Outcome finish_return() {
     return {};
 }
 
-size_t missing_handles() {
+size_t Return::missing_handles() const {
     std::lock_guard lock(memory().mutex);
     size_t missing = 0;
-    for (const Owned &owned : everything_owned()) {
+    for (const Owned &owned : inventory_.all()) {
         bool complete = owned.physical->present && (owned.block == nullptr || owned.block->mapped);
-        if (owned.handle != nullptr)
-            for (const auto &[address, mapping] : memory().virtual_mappings)
-                complete = complete && (mapping.handle != owned.handle || mapping.present);
+        for (const VirtualMapping *mapping : owned.mappings)
+            complete = complete && mapping->present;
         missing += complete ? 0 : 1;
     }
     return missing;

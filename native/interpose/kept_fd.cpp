@@ -11,6 +11,7 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <unordered_map>
 #include <vector>
 
 namespace woodfrog::interpose {
@@ -24,8 +25,8 @@ constexpr rlim_t kMargin = 64; // for what the application opens meanwhile
 
 struct Registry {
     std::mutex mutex;
-    std::vector<KeptFd> fds;
-    std::vector<int> passing; // announced, for moments only
+    std::unordered_map<int, KeptFd> fds; // by their numbers
+    std::vector<int> passing;            // announced, for moments only
 };
 
 Registry &registry() {
@@ -92,7 +93,7 @@ int keep_fd(int fd, KeptFd *kept) {
     }
     kept->fd = moved;
     identify(kept, status);
-    registry().fds.push_back(*kept);
+    registry().fds[moved] = *kept;
     return 0;
 }
 
@@ -123,7 +124,7 @@ void close_kept(KeptFd *kept) {
     if (kept->fd < 0)
         return;
     std::lock_guard lock(registry().mutex);
-    std::erase_if(registry().fds, [&](const KeptFd &other) { return other.fd == kept->fd; });
+    registry().fds.erase(kept->fd);
     if (fd_is_ours(*kept))
         close(kept->fd);
     else
@@ -149,7 +150,7 @@ void kept_fds_after_fork_in_parent() {
 }
 
 void kept_fds_after_fork_in_child() {
-    for (const KeptFd &kept : registry().fds)
+    for (const auto &[number, kept] : registry().fds)
         if (fd_is_ours(kept))
             close(kept.fd);
     for (const int fd : registry().passing)

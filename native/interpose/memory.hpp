@@ -35,11 +35,16 @@ struct Memory {
     std::map<CUdeviceptr, std::unique_ptr<Block>> blocks; // in use; by address
     std::map<CUdeviceptr, Allocation> allocations;        // by address
     std::set<std::pair<size_t, Block *>> slabs_by_room;   // (largest free piece, slab block): blocks with room
+    std::set<std::pair<size_t, Block *>> pools_by_room;   // likewise of blocks that large allocations share
     std::vector<Allocation> put_off;         // freed during a capture: in no table, their memory still in `blocks`
     std::list<std::unique_ptr<Block>> spare; // free blocks kept for reuse, oldest first
     std::map<CUmemGenericAllocationHandle, std::unique_ptr<VirtualHandle>> virtual_handles; // by our number
     std::map<CUdeviceptr, VirtualMapping> virtual_mappings;                                 // by address
 
+    // Where a block that allocations share is listed while it has room.
+    std::set<std::pair<size_t, Block *>> &by_room(const Block &block) {
+        return block.pool ? pools_by_room : slabs_by_room;
+    }
     // The allocation that contains `address`, or null.
     Allocation *find(CUdeviceptr address);
     // Whether the address lies in memory that this library manages, allocated or not.

@@ -75,14 +75,31 @@ CUresult new_fd(const Physical &physical, int *fd) {
 
 } // namespace
 
+bool needs_kept(const Physical &physical) {
+    return physical.imported || physical.exports != 0 || physical.by_ipc;
+}
+
+CUresult keep_physical_fd(Physical *physical) {
+    if (physical->kept.fd >= 0)
+        return CUDA_SUCCESS;
+    int first = -1;
+    {
+        ForkPause pause;
+        if (const CUresult result = new_fd(*physical, &first); result != CUDA_SUCCESS)
+            return result;
+        pause.announce(first);
+    }
+    return keep_fd(first, &physical->kept) == 0 ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM;
+}
+
 CUresult physical_fd(const Physical &physical, int *fd) {
     ForkPause pause;
-    if (physical.kept.fd >= 0) {
-        if (!fd_is_ours(physical.kept))
-            return CUDA_ERROR_INVALID_HANDLE; // the application has closed it
+    if (fd_is_ours(physical.kept)) {
         *fd = fcntl(physical.kept.fd, F_DUPFD_CLOEXEC, 3);
         if (*fd < 0)
             return CUDA_ERROR_OPERATING_SYSTEM;
+    } else if (physical.kept.fd >= 0 && needs_kept(physical)) {
+        return CUDA_ERROR_INVALID_HANDLE; // the application has closed it
     } else if (const CUresult result = new_fd(physical, fd); result != CUDA_SUCCESS) {
         return result;
     }
@@ -91,18 +108,10 @@ CUresult physical_fd(const Physical &physical, int *fd) {
 }
 
 CUresult shared_fd(Physical *physical, int *fd) {
-    if (physical->kept.fd < 0) {
-        int first = -1;
-        {
-            ForkPause pause;
-            if (const CUresult result = new_fd(*physical, &first); result != CUDA_SUCCESS)
-                return result;
-            pause.announce(first);
-        }
-        if (keep_fd(first, &physical->kept) != 0)
-            return CUDA_ERROR_OPERATING_SYSTEM;
-    }
-    return physical_fd(*physical, fd);
+    if (physical->kept.fd >= 0 && !needs_kept(*physical) && !fd_is_ours(physical->kept))
+        close_kept(&physical->kept); // the application has closed it; nobody else has that file yet
+    const CUresult result = keep_physical_fd(physical);
+    return result == CUDA_SUCCESS ? physical_fd(*physical, fd) : result;
 }
 
 CUresult import_physical(Physical *physical, int fd) {

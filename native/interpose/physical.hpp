@@ -19,8 +19,9 @@ struct Physical {
     bool imported = false; // such a handle cannot be exported again: `kept` is passed on instead
     uint32_t exports = 0;  // how often by descriptor: another process may have it
     bool by_ipc = false;   // exported by cuIpcGetMemHandle: another process of ours may have it
-    // A descriptor of it that stays open: of imported memory, and of what was ever shared with another process. Whoever
-    // gets the memory gets a copy of this one, so that all can be told to be the same memory.
+    // A descriptor of it that stays open: of imported memory, of what was ever shared with another process, and of what
+    // was made ready for an export. Whoever gets the memory gets a copy of this one, so that all can be told to be the
+    // same memory.
     KeptFd kept;
 };
 
@@ -32,6 +33,10 @@ CUmemAllocationProp exportable_properties(CUdevice device);
 CUresult create_physical(CUdevice device, size_t size_bytes, Physical *physical);
 // Gives the handle and the kept descriptor up. Nothing may be mapped from it any more.
 CUresult release_physical(Physical *physical);
+// Whether `kept` cannot be replaced: the driver exports imported memory to nobody, and others may have that very file.
+bool needs_kept(const Physical &physical);
+// Makes `kept`, where there is none.
+CUresult keep_physical_fd(Physical *physical);
 // A new descriptor for it, close-on-exec and announced (kept_fd.hpp), which the caller owns.
 CUresult physical_fd(const Physical &physical, int *fd);
 // A new descriptor for another process, which the caller owns (announced): always of the same open file.

@@ -78,8 +78,10 @@ CUresult map_again(VirtualMapping *mapping) {
     mapping->present = true;
     for (const VirtualAccess &one : mapping->access) {
         result = WF_REAL(cuMemSetAccess)(one.address, one.size_bytes, &one.access, 1);
-        if (result != CUDA_SUCCESS)
-            return result;
+        if (result != CUDA_SUCCESS) {
+            mapping->present = WF_REAL(cuMemUnmap)(mapping->address, mapping->size_bytes) != CUDA_SUCCESS;
+            return result; // a return that is repeated begins anew
+        }
     }
     return CUDA_SUCCESS;
 }

@@ -169,6 +169,7 @@
     M(resume, 38, empty, empty, "daemon")         /* gate open */                                                      \
     M(ping, 39, empty, empty, "daemon")                                                                                \
     M(control_memory, 40, control, empty, "daemon") /* memory for the control state, made ready while running */       \
+    M(export_ahead, 48, empty, empty, "daemon") /* running: descriptors are made and kept; reply.value says how many */  \
     M(hold, 44, quiesce, empty, "daemon") /* running or held: gate closed, work may go on; reply.value is WF_HELD_… */
 // clang-format on
 

@@ -37,6 +37,7 @@ class CheckpointResult(_Jsonable):
     bytes: int = 0  # GPU memory and CPU side together
     gpu_bytes: int = 0
     cpu_bytes: int = 0
+    gpu_handles: int = 0  # physical allocations that were handed over and returned: each costs the stall the same
     gpu_new_bytes: int = 0  # of GPU memory: what the store did not have; only this crossed the bus
     gpu_zero_bytes: int = 0
     cpu_new_bytes: int = 0

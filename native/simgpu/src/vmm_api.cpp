@@ -182,6 +182,8 @@ CUresult CUDAAPI cuMemExportToShareableHandle(void *shareable, CUmemGenericAlloc
     return call([&] {
         require(shareable != nullptr && flags == 0);
         require(type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, CUDA_ERROR_NOT_SUPPORTED);
+        if (CUresult code = injected_failure("cuMemExportToShareableHandle"); code != CUDA_SUCCESS)
+            throw Error{code};
         auto physical = physical_of(handle);
         require(!physical->imported());
         require((physical->properties().requestedHandleTypes & type) != 0);

@@ -162,6 +162,16 @@ class AgentLink:
             submitted=value >> _HELD_SUBMITTED_SHIFT & 0xFFFFFF,
         )
 
+    def export_ahead(self, timeout_s: float = _DEFAULT_TIMEOUT_S) -> int:
+        """While the target runs, it makes descriptors of its handles ready, so that it need not while it waits; how
+        many it made. None by an interposer that is older than this message."""
+        try:
+            return int(self._command("export_ahead", timeout_s=timeout_s).body["value"])
+        except WoodfrogError as failure:
+            if failure.details.get("status") != "bad_message" or self.closed:
+                raise
+            return 0
+
     def export_memory(self, timeout_s: float = _DEFAULT_TIMEOUT_S) -> Exported:
         """A descriptor for each handle that the interposer owns. The target still owns its memory afterwards."""
         exported = Exported()

@@ -34,24 +34,26 @@ class Message:
     fds: list[int] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
 class _Layout:
-    codec: struct.Struct
-    names: tuple[str, ...]
+    """A body or an entry. Targets have thousands of handles and wait while their entries are packed and read."""
 
-    @property
-    def size(self) -> int:
-        return self.codec.size
+    def __init__(self, codec: struct.Struct, names: tuple[str, ...]) -> None:
+        self.size = codec.size
+        self.codec = codec
+        self.names = names
+        codes = [char for char in codec.format if char.isalpha()]
+        self._defaults = {name: b"" if code == "s" else 0 for name, code in zip(names, codes, strict=True)}
 
     def pack(self, values: Values) -> bytes:
-        return self.codec.pack(*(values.get(name, b"" if code == "s" else 0) for name, code in self._codes()))
+        return self.codec.pack(*(self._defaults | values).values())
 
     def unpack(self, data: bytes) -> Values:
         return dict(zip(self.names, self.codec.unpack(data), strict=True))
 
-    def _codes(self) -> list[tuple[str, str]]:
-        codes = [char for char in self.codec.format if char.isalpha()]
-        return list(zip(self.names, codes, strict=True))
+    def unpack_all(self, data: bytes) -> list[Values]:
+        """As many as there are; `data` has whole ones only."""
+        names = self.names
+        return [dict(zip(names, values, strict=True)) for values in self.codec.iter_unpack(data)] if self.size else []
 
 
 @dataclass(frozen=True)
@@ -161,17 +163,13 @@ def unpack(data: bytes, fds: list[int], sender: str) -> Message:
     if header["fd_count"] != len(fds):
         raise WireError(f"a {kind.name} announces {header['fd_count']} descriptors, and {len(fds)} came")
     body_end = table.header.size + kind.body.size
-    entries = [
-        kind.entry.unpack(data[start : start + kind.entry.size])
-        for start in range(body_end, expected, kind.entry.size or 1)
-    ]
     return Message(
         type=kind.name,
         sequence=header["sequence"],
         status=header["status"],
         last=bool(header["flags"] & table.flag_last),
         body=kind.body.unpack(data[table.header.size : body_end]),
-        entries=entries,
+        entries=kind.entry.unpack_all(data[body_end:]),
         fds=fds,
     )
 

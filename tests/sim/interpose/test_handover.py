@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from interposer_agents import DEADLINE_S, Listener, Target
 
 from woodfrog.errors import WoodfrogError
+from woodfrog.target.wire import Message
 
 MIB = 1 << 20
 
@@ -239,6 +241,185 @@ def test_a_hard_limit_that_is_too_low_is_a_refusal_and_the_target_runs_on(
             assert link.state == "quiesced"
             link.resume()
             assert target.ask("check") == "ok"
+
+
+EXPORTS_FAIL = "cuMemExportToShareableHandle:999"
+
+
+@pytest.fixture
+def exports(tmp_path: Path) -> Path:
+    """The file with what is to fail in a target."""
+    path = tmp_path / "failures"
+    path.touch()
+    return path
+
+
+def test_descriptors_made_ahead_leave_the_driver_nothing_to_export(
+    target_program: Path, listener: Listener, exports: Path
+) -> None:
+    with Target(target_program, listener.directory, WOODFROG_SIMGPU_FAIL=f"@{exports}") as target:
+        target.ask(f"alloc 7 {3 * MIB}")
+        with listener.accept() as link:
+            before = set(target.descriptors())
+            made = link.export_ahead()
+            assert made == len(set(target.descriptors()) - before) >= 7
+            assert link.export_ahead() == 0  # they are there
+            assert link.state == "running"
+            assert target.ask("check") == "ok"
+            exports.write_text(EXPORTS_FAIL)
+            for operation in range(2):
+                link.quiesce(operation, DEADLINE_S)
+                with link.export_memory() as exported:
+                    assert len(exported.handles) == made
+                    link.release_memory()
+                    assert set(target.descriptors()) <= before  # a dump would find any that is left
+                    link.return_memory(exported.handles, list(exported.fds))
+                link.resume()
+                assert target.ask("check") == "ok"
+            # What is allocated afterwards is exported while the target waits.
+            target.ask(f"alloc 1 {3 * MIB}")
+            link.quiesce(3, DEADLINE_S)
+            with pytest.raises(WoodfrogError, match="exporting"):
+                link.export_memory()
+            assert link.state == "quiesced"
+            exports.write_text("")
+            with link.export_memory() as exported:
+                assert len(exported.handles) == made + 1
+            link.resume()
+            assert target.ask("check") == "ok"
+
+
+def test_memory_freed_after_its_descriptor_was_made_ahead_is_gone_at_once(target: Target, listener: Listener) -> None:
+    target.ask(f"alloc 4 {40 * MIB}")
+    with listener.accept() as link:
+        link.export_ahead()
+        kept = len(target.descriptors())
+        assert target.ask("free 3") == "allocated 1"
+        assert len(target.descriptors()) <= kept - 3
+        link.quiesce(1, DEADLINE_S)
+        with link.export_memory() as exported:
+            assert [one.size_bytes for one in exported.handles].count(40 * MIB) == 1
+            link.release_memory()
+            link.return_memory(exported.handles, list(exported.fds))
+        link.resume()
+        assert target.ask("check") == "ok"
+
+
+def test_descriptors_made_ahead_that_the_application_closes_are_made_again(target: Target, listener: Listener) -> None:
+    target.ask(f"alloc 2 {3 * MIB}")
+    link = listener.accept()
+    link.export_ahead()
+    link.close()
+    target.ask("closefrom 400")
+    target.wake()
+    with listener.accept() as again:
+        again.quiesce(2, DEADLINE_S)
+        with again.export_memory() as exported:
+            again.release_memory()
+            again.return_memory(exported.handles, list(exported.fds))
+        again.resume()
+        assert target.ask("check") == "ok"
+
+
+def test_descriptors_made_ahead_need_no_higher_limit_of_open_files(target_program: Path, listener: Listener) -> None:
+    hard = ["sh", "-c", 'ulimit -n 600; exec "$0"']
+    with Target(target_program, listener.directory, *hard, WOODFROG_SIMGPU_MEMORY="1GiB") as target:
+        target.ask(f"alloc 100 {2 * MIB}")
+        with listener.accept() as link:
+            assert link.export_ahead() >= 100
+            link.quiesce(1, DEADLINE_S)
+            with link.export_memory() as exported:
+                link.release_memory()
+                link.return_memory(exported.handles, list(exported.fds))
+            link.resume()
+            assert target.ask("check") == "ok"
+
+
+def test_many_handles_travel_in_as_few_packets_as_hold_them(target_program: Path, listener: Listener) -> None:
+    """What the target waits for grows with its handles: a packet each would be a turn of two processes each."""
+    with Target(target_program, listener.directory, WOODFROG_SIMGPU_MEMORY="3GiB") as target:
+        target.ask(f"alloc 700 {2 * MIB}")
+        with listener.accept() as link:
+            sent: list[str] = []
+            received: list[str] = []
+            send, receive = link._send, link._receive
+
+            def counted_send(message: Message, deadline: float) -> None:
+                sent.append(message.type)
+                send(message, deadline)
+
+            def counted_receive(deadline: float, command: str) -> Message:
+                message = receive(deadline, command)
+                received.append(message.type)
+                return message
+
+            link._send = counted_send  # type: ignore[method-assign]
+            link._receive = counted_receive  # type: ignore[method-assign]
+            link.export_ahead()
+            link.quiesce(1, DEADLINE_S)
+            with link.export_memory() as exported:
+                link.release_memory()
+                link.return_memory(exported.handles, list(exported.fds))
+            link.resume()
+            packets = -(-len(exported.handles) // 240)
+            assert sent.count("return_batch") == packets
+            assert received.count("export_batch") == packets
+            assert len(sent) == 5 + packets
+            assert len(received) == 6 + packets + received.count("mapping_batch")
+            assert target.ask("check") == "ok"
+
+
+@pytest.fixture
+def pooled(target_program: Path, listener: Listener) -> Iterator[Target]:
+    """A target whose large allocations share blocks."""
+    with Target(target_program, listener.directory, WOODFROG_POOL_MIB="128", WOODFROG_SIMGPU_MEMORY="2GiB") as running:
+        yield running
+
+
+def test_large_allocations_that_share_blocks_are_few_handles_and_come_back(pooled: Target, listener: Listener) -> None:
+    pooled.ask(f"alloc 60 {5 * MIB}")  # 6 MiB each: 10 to a block of 64
+    pooled.ask(f"alloc 2 {40 * MIB}")  # too large to share one
+    pooled.ask("alloc 10 1000")
+    with listener.accept() as link:
+        for operation in range(3):
+            link.export_ahead()
+            link.quiesce(operation, DEADLINE_S)
+            with link.export_memory() as exported:
+                sizes = [one.size_bytes for one in exported.handles]
+                assert sizes.count(64 * MIB) == 6
+                assert sizes.count(40 * MIB) == 2
+                assert len(sizes) == 9
+                of_5_mib = [one for one in exported.mappings if one.size_bytes == 5 * MIB]
+                assert len(of_5_mib) == 60
+                assert all(one.offset_bytes % (2 * MIB) == 0 for one in of_5_mib)
+                link.release_memory()
+                link.return_memory(exported.handles, list(exported.fds))
+            link.resume()
+            assert pooled.ask("check") == "ok"
+
+
+def test_a_shared_block_is_given_back_once_all_of_it_is_free(pooled: Target, listener: Listener) -> None:
+    with listener.accept() as link:
+        before = link.survey().owned_bytes
+        pooled.ask(f"alloc 10 {5 * MIB}")
+        assert link.survey().owned_bytes - before == 64 * MIB
+        pooled.ask("free 9")
+        assert link.survey().owned_bytes - before == 64 * MIB
+        pooled.ask(f"alloc 9 {6 * MIB}")  # into the same
+        assert link.survey().owned_bytes - before == 64 * MIB
+        pooled.ask("free 10")
+        assert link.survey().owned_bytes - before == 0
+
+
+def test_an_allocation_for_which_no_shared_block_fits_has_one_of_its_own(
+    target_program: Path, listener: Listener
+) -> None:
+    with Target(target_program, listener.directory, WOODFROG_POOL_MIB="64", WOODFROG_SIMGPU_MEMORY="96MiB") as target:
+        target.ask(f"alloc 10 {6 * MIB}")
+        target.ask(f"alloc 4 {6 * MIB}")  # another 64 MiB are not there, 24 are
+        with listener.accept() as link:
+            assert link.survey().owned_bytes <= 96 * MIB
+        assert target.ask("check") == "ok"
 
 
 def test_freed_memory_is_gone_at_once_after_a_return(target: Target, listener: Listener) -> None:
