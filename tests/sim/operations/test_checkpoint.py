@@ -71,6 +71,19 @@ def test_a_restored_target_can_be_checkpointed_and_restored_again(product: Produ
     target.check_runs_right()
 
 
+def test_large_allocations_that_share_blocks_are_few_handles_here_and_in_images(
+    make_product: Callable[..., Product],
+) -> None:
+    shape = ["--kib", "3072", "--buffers", "12", "--idle-kib", "6144"]
+    product = make_product(environment={"WOODFROG_POOL_MIB": "64"})
+    target = product.run(*shape)
+    assert product.checkpoint(target, cpu=False)["gpu_handles"] <= 3
+    target.wait_steps()
+    image = product.checkpoint(target, stop=True)["image"]
+    restored = product.restore(image, target.log, verify=True)
+    restored.check_runs_right()
+
+
 def test_checkpoints_of_one_name_are_numbered_and_each_is_its_own_moment(product: Product) -> None:
     target = product.run(name="counted")
     images = []

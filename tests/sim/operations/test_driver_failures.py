@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from held import Holds
 from product import Product, Stepper
 
 from woodfrog.errors import NoSpaceError, WoodfrogError
@@ -46,6 +47,31 @@ def test_a_driver_call_that_fails_on_the_way_in_leaves_the_target_running(
     with pytest.raises(WoodfrogError, match="UNKNOWN") as raised:
         driver.product.call(verb, target=target.pid)
     assert raised.value.target_state == "running"
+    target.check_runs_right()
+
+
+@pytest.mark.parametrize("verb", ["checkpoint", "suspend"])
+def test_memory_that_cannot_be_exported_leaves_the_target_running(driver: Driver, verb: str) -> None:
+    target = driver.product.run("--idle-kib", "2048")
+    driver.fail("cuMemExportToShareableHandle", UNKNOWN)
+    with pytest.raises(WoodfrogError, match="exporting") as raised:
+        driver.product.call(verb, target=target.pid)
+    assert raised.value.target_state == "running"
+    target.check_runs_right()
+
+
+def test_the_driver_exports_nothing_while_the_target_waits(
+    make_product: Callable[..., Product], tmp_path: Path
+) -> None:
+    """A descriptor takes the driver longer than anything else of a handover, the first one of a process by far."""
+    holds = Holds(tmp_path / "holds", "checkpoint.quiesce.before")
+    failures = tmp_path / "failures"
+    failures.touch()
+    product = make_product(environment=holds.environment | {"WOODFROG_SIMGPU_FAIL": f"@{failures}"})
+    target = product.run("--idle-kib", "2048", "--kib", "3072", "--buffers", "5")
+    with holds.at("checkpoint.quiesce.before", lambda: product.checkpoint(target, cpu=False)) as checkpoint:
+        failures.write_text(f"cuMemExportToShareableHandle:{UNKNOWN}")
+    assert checkpoint.result()["gpu_handles"] >= 6
     target.check_runs_right()
 
 
