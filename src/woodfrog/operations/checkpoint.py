@@ -248,8 +248,9 @@ class Checkpoint(FreezingOperation):
         self._frozen.notes.image = plan.name
         self._frozen.notes.directory = str(self._writer.directory)
         self._draft = manifests.Draft.of(context, surveyed, self._frozen.notes)
+        self._frozen.export_ahead()
         if not request.precopy:  # its pause would give the offered memory back
-            self._make_ready(surveyed)
+            self._offer_control_memory(surveyed)
 
     def _take_spaces(self, sizes_bytes: dict[int, int]) -> None:
         """Arena memory near each device, by the target's ordinals."""
@@ -275,7 +276,6 @@ class Checkpoint(FreezingOperation):
                 f"--precopy is for targets of one process, and {len(target.members)} of this one use the GPU",
                 advice="leave out --precopy",
             )
-        target.export_ahead()  # its pause, too, is spared what the driver takes for that
         self._precopy = Precopy(self._context, target, self._writing, store_ahead=self._request.stop)
         self._precopy.run(self.runner, self._timeout_s)
         left_bytes = history.with_slack(self._precopy.last_bytes)
@@ -283,7 +283,8 @@ class Checkpoint(FreezingOperation):
         wanted = {device: min(size_bytes, left_bytes) for device, size_bytes in plan.arena_bytes.items()}
         if sum(wanted.values()) <= arenas.free_bytes and room.arena_can_take(arenas, sum(wanted.values())):
             self._take_spaces(wanted)
-        self._make_ready(plan.surveyed)
+        target.export_ahead()  # what it has allocated meanwhile
+        self._offer_control_memory(plan.surveyed)
 
     def _handover(self) -> None:
         target = self._target

@@ -44,11 +44,6 @@ class FreezingOperation(OnOneTarget):
     def _offer_control_memory(self, surveyed: Surveyed) -> None:
         self._target.offer_control_memory(room.control_state_bytes(surveyed.simulated))
 
-    def _make_ready(self, surveyed: Surveyed) -> None:
-        """What the target itself can do beforehand, while it runs."""
-        self._target.export_ahead()
-        self._offer_control_memory(surveyed)
-
     def _quiesce(self) -> None:
         self._target.quiesce(self._timeout_s)
 

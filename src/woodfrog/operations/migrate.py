@@ -128,6 +128,7 @@ class Migrate(FreezingOperation):
     def _prepare(self) -> None:
         assert self._surveyed is not None
         self._frozen = FrozenTarget(self._context, self._surveyed.notes(MIGRATE))
+        self._target.export_ahead()
         if not self._request.precopy:  # its pause would give the offered memory back
             self._offer_control_memory(self._surveyed)
 
@@ -150,6 +151,7 @@ class Migrate(FreezingOperation):
             while len(self._rounds) < MOST_ROUNDS and self._rounds[-1] > SMALL_BYTES:
                 self._rounds.append(twin.move_changed(progress))
         twin.source.release()  # what the target frees from now on is free at once
+        target.export_ahead()  # what it has allocated meanwhile
         self._offer_control_memory(self._surveyed)
 
     def _handover(self) -> None:

@@ -143,10 +143,9 @@ class Suspend(FreezingOperation):
         self._frozen.notes.level = self._request.level
         if not surveyed.managed and lent.wanted():
             self._prepare_loan(self._frozen)
-        if self._request.level == WARM:
-            self._target.export_ahead()
-        else:
-            self._make_ready(surveyed)
+        self._target.export_ahead()
+        if self._request.level != WARM:
+            self._offer_control_memory(surveyed)
 
     def _prepare_loan(self, target: FrozenTarget) -> None:
         """Room for what the driver is going to lend; without, it keeps the data in the process, as older ones do."""
