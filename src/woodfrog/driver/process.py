@@ -93,6 +93,13 @@ class DriverProcess:
             return self._state()
         except DriverError as error:
             self._require_alive()
+            if not _may_look_into(self.pid):
+                raise RefusedError(
+                    f"This user may not have the driver look at process {self.pid}.",
+                    advice="Be its owner or root.",
+                    pid=self.pid,
+                    details=error.details,
+                ) from error
             if error.result in _NOT_A_CUDA_PROCESS:
                 raise RefusedError(
                     f"Process {self.pid} does not use CUDA as far as the driver knows ({error.result}).",
@@ -240,6 +247,17 @@ def _thread_group(pid: int) -> int | None:
         return None
     fields = dict(line.split(":", 1) for line in lines if ":" in line)
     return None if fields["State"].strip()[0] in "ZX" else int(fields["Tgid"])
+
+
+def _may_look_into(pid: int) -> bool:
+    """Whether the kernel would let this process see another one's files and memory; True when that has ended."""
+    try:
+        Path(f"/proc/{pid}/exe").readlink()
+    except PermissionError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _ended(pid: int, step: str) -> TargetLostError:

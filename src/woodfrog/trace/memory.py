@@ -13,6 +13,8 @@ from woodfrog.trace.record import DriverFile, Sample
 
 # Of NVIDIA's driver, and of the simulated GPU (native/simgpu), whose device memory are memfds of that name.
 _DRIVER_FILES = re.compile(r"/dev/nvidia|/dev/dri/|memfd:simgpu|libcuda\.so|libnvidia-")
+# Of woodfrog's daemon (operations/control_files.py): without a name on a tmpfs, or a restored process's.
+_CONTROL_FILE = re.compile(r"/#[0-9]+ \(deleted\)$|memfd:woodfrog-control")
 _LINE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S{4}) \S+ \S+ \S+\s*(.*)")
 
 
@@ -39,12 +41,14 @@ def ranges(pid: int) -> list[Range]:
     return found
 
 
-def new_anonymous(before: Sequence[Range], after: Sequence[Range]) -> list[tuple[int, int]]:
-    """(begin, end) of private memory that is mapped to write now and was not mapped before, the largest first."""
+def new_writable(before: Sequence[Range], after: Sequence[Range]) -> list[tuple[int, int]]:
+    """(begin, end) of memory that is mapped to write now and was not mapped before, the largest first: private, or of
+    the daemon's files for the control state."""
     taken = sorted((one.begin, one.end) for one in before)
     found = []
     for one in after:
-        if one.path or not one.permissions.startswith("rw") or one.permissions[3] != "p":
+        private = not one.path and one.permissions[3] == "p"
+        if not one.permissions.startswith("rw") or not (private or _CONTROL_FILE.search(one.path)):
             continue
         begin = one.begin
         # The kernel joins neighbours: of a mapping that has grown only what is new counts.
@@ -86,6 +90,13 @@ def gpu_bytes(pid: int, gpu_uuids: Sequence[bytes]) -> int | None:
     if not any(use.used_bytes is not None for use in told) and not told:
         return None
     return sum(use.used_bytes or 0 for use in told if use.pid == pid)
+
+
+def listed(pid: int, gpu_uuids: Sequence[bytes]) -> bool | None:
+    """Whether NVML lists the process on one of these GPUs; None where there is no NVML."""
+    if devices.driver_branch() is None:
+        return None
+    return any(use.pid == pid for uuid in gpu_uuids for use in devices.users(uuid))
 
 
 def huge_and_resident(pid: int, begin: int, end: int) -> tuple[int, int]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from html import escape
 
 from woodfrog.trace.record import Sample, Trace
-from woodfrog.trace.text import MIB, seconds
+from woodfrog.trace.text import MIB, listed, seconds
 
 WIDTH, LEFT = 1100, 150  # of the drawing, and of the names beside it, in pixels
 LANE = 22
@@ -142,7 +142,10 @@ def _holdings(trace: Trace) -> str:
     ]
     if not rows:
         return ""
-    return "<h2>The driver's files</h2>" + _table(("after", "file", "open", "mapped", "MiB"), rows, {2, 3, 4})
+    seen = ", ".join(f"{holding.after}: {listed(holding)}" for holding in trace.holdings)
+    return f"<h2>The driver's files</h2><p>By NVML: {escape(seen)}</p>" + _table(
+        ("after", "file", "open", "mapped", "MiB"), rows, {2, 3, 4}
+    )
 
 
 def _table(headings: Sequence[str], rows: Iterable[Sequence[str]], right: set[int]) -> str:

@@ -42,10 +42,12 @@ class DriverFile:
 
 @dataclass(frozen=True)
 class Holdings:
-    """What of the driver the process has after a step."""
+    """What of the driver the process has after a step. `listed`: whether NVML lists it as a user of a GPU; None where
+    there is no NVML."""
 
     after: str
     files: list[DriverFile]
+    listed: bool | None = None
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from woodfrog.trace.record import Trace
+from woodfrog.trace.record import Holdings, Trace
 
 BAR_CHARACTERS = 48
 TOP_KINDS = 8
@@ -85,13 +85,18 @@ def _saved(trace: Trace) -> Iterator[str]:
 def _holdings(trace: Trace) -> Iterator[str]:
     if not trace.holdings:
         return
-    yield "The driver's files in the process (open, mapped, MiB mapped):"
+    yield "The driver's files in the process (open, mapped, MiB mapped), and whether NVML lists it:"
     for holding in trace.holdings:
         total = [
             sum(getattr(file, name) for file in holding.files) for name in ("descriptors", "mappings", "mapped_bytes")
         ]
-        yield f"  {holding.after:16} {total[0]:6} {total[1]:6} {total[2] // MIB:8}"
+        yield f"  {holding.after:16} {total[0]:6} {total[1]:6} {total[2] // MIB:8}  {listed(holding)}"
     yield ""
+
+
+def listed(holding: Holdings) -> str:
+    """Whether NVML lists the process, in a word."""
+    return {None: "?", True: "listed", False: "not listed"}[holding.listed]
 
 
 def _calls(trace: Trace) -> Iterator[str]:

@@ -102,7 +102,8 @@ class _Watch:
             entered=request.help_driver,
         )
         self._zero_s = time.monotonic()
-        self._sampler = _Sampler(self._pid, self._zero_s, [gpu.uuid for gpu in gpus])
+        self._gpus = [gpu.uuid for gpu in gpus]
+        self._sampler = _Sampler(self._pid, self._zero_s, self._gpus)
 
     def run(self) -> Trace:
         before = self._hold("before")
@@ -200,7 +201,8 @@ class _Watch:
     def _hold(self, after: str) -> list[memory.Range]:
         """Notes the driver's files; all mappings of the process, empty when they may not be seen."""
         try:
-            self._trace.holdings.append(Holdings(after, memory.driver_files(self._pid)))
+            files = memory.driver_files(self._pid)
+            self._trace.holdings.append(Holdings(after, files, memory.listed(self._pid, self._gpus)))
             return memory.ranges(self._pid)
         except OSError as failure:
             self._unseen(f"the process's files and mappings ({after}): {failure.strerror or failure}")
@@ -210,7 +212,7 @@ class _Watch:
         if not before:
             return  # what is new cannot be told, and that was said
         try:
-            found = memory.new_anonymous(before, memory.ranges(self._pid))
+            found = memory.new_writable(before, memory.ranges(self._pid))
             if not found or found[0][1] - found[0][0] < LEAST_STATE_BYTES:
                 self._unseen(f"no new mapping of {LEAST_STATE_BYTES >> 20} MiB or more holds a saved state")
                 return
@@ -266,6 +268,10 @@ class _Watch:
             self._unseen(f"not all of the driver's system calls: {reason}")
         if all(sample.gpu_bytes is None for sample in self._trace.samples):
             self._unseen("GPU memory of the process: NVML tells nothing about it here")
+        elif not any(holding.listed for holding in self._trace.holdings):
+            self._unseen(
+                "GPU memory of the process: NVML does not list it (in a container it tells the host's numbers)"
+            )
         if not self._request.all_threads and visitor.named("attached"):
             self._unseen("system calls of the program's own threads (--all-threads shows them)")
         self._unseen("what the driver does inside the kernel and on the GPU: only how long its calls took")

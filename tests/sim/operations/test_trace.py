@@ -10,12 +10,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from product import Product, Stepper
+
+from woodfrog._native import paths
 
 MIB = 1 << 20
 CONTROL_BYTES = 40 * MIB
@@ -29,9 +31,9 @@ def product(make_product: Callable[..., Product]) -> Product:
     )
 
 
-def start_trace(product: Product, *arguments: object, **environment: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "woodfrog", "trace", "--json", *map(str, arguments)]
-    env = {**os.environ, **product.environment, **environment}
+def start_trace(product: Product, *arguments: object, before: Sequence[str] = ()) -> subprocess.Popen[str]:
+    command = [*before, sys.executable, "-m", "woodfrog", "trace", "--json", *map(str, arguments)]
+    env = {**os.environ, **product.environment}
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -85,7 +87,18 @@ def calls_of(found: dict[str, Any], step: str) -> dict[str, dict[str, Any]]:
     return {one["kind"]: one for one in found["calls"][step]}
 
 
-def test_a_whole_cycle_of_a_process_that_runs(product: Product, tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", ["13000", "13040"])
+def test_a_whole_cycle_of_a_process_that_runs(
+    make_product: Callable[..., Product], tmp_path: Path, version: str
+) -> None:
+    """Both generations of the driver: the trace goes its own way, whether it could lend the memory or not."""
+    product = make_product(
+        environment={
+            "WOODFROG_SIMGPU_CONTROL_STATE": str(CONTROL_BYTES),
+            "WOODFROG_SIMGPU_ONE_MAPPING": "1",
+            "WOODFROG_SIMGPU_DRIVER_VERSION": version,
+        }
+    )
     target = product.run("--idle-kib", "20000", managed=False)
     found = finished(start_trace(product, target.pid, "--html", tmp_path / "page.html"))
     check_whole(found)
@@ -160,6 +173,37 @@ def test_a_process_that_dies_in_the_middle(make_product: Callable[..., Product])
     assert last["error"]
 
 
+def test_a_user_who_may_not_look_is_told_so(product: Product) -> None:
+    if os.getuid() != 0:
+        pytest.skip("needs root, which may look at everybody, to give that up")
+    target = product.run(managed=False)
+    error = finished(start_trace(product, target.pid, before=["setpriv", "--bounding-set=-sys_ptrace"]), status=4)
+    assert "may not" in error["reason"]
+    assert "owner" in error["advice"]
+    target.check_runs_right()
+
+
+def test_somebody_else_s_tracer_is_no_obstacle_and_is_said(product: Product) -> None:
+    """The kernel lets nobody trace twice, a debugger's process included."""
+    target = product.run("--idle-kib", "20000", managed=False)
+    other = subprocess.Popen(
+        [str(paths.enter()), str(target.pid)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert other.stdin is not None
+    assert other.stdout is not None
+    try:
+        assert json.loads(other.stdout.readline())["event"] == "attached"
+        found = finished(start_trace(product, target.pid))
+        check_whole(found)
+        assert not any(found["calls"].values())
+        assert any("system calls" in sentence for sentence in found["unseen"])
+    finally:
+        other.stdin.close()
+        other.wait(30)
+        other.stdout.close()
+    target.check_runs_right()
+
+
 def test_a_step_that_fails_is_told_and_the_process_runs_on(make_product: Callable[..., Product]) -> None:
     product = make_product(environment={"WOODFROG_SIMGPU_FAIL": "checkpoint:2:1"})
     target = product.run(managed=False)
@@ -169,6 +213,22 @@ def test_a_step_that_fails_is_told_and_the_process_runs_on(make_product: Callabl
         ("checkpoint", True),
         ("unlock (bringing it back)", False),
     ]
+    target.check_runs_right()
+
+
+def test_the_state_in_a_file_of_the_daemon_is_found(make_product: Callable[..., Product]) -> None:
+    product = make_product(
+        environment={"WOODFROG_SIMGPU_CONTROL_STATE": str(CONTROL_BYTES), "WOODFROG_SIMGPU_LATENCY_MS": "restore:1000"}
+    )
+    target = product.run("--idle-kib", "3000")
+    product.checkpoint(target, cpu=False)  # from then on it is known how large it is
+    trace = start_trace(product, target.pid, "--watch", "60s", "--no-calls")
+    # CRIU dumps no process whose threads are traced, so nothing shows when it has begun to look.
+    while trace.poll() is None:
+        product.checkpoint(target)
+    found = finished(trace)
+    assert "checkpointed" in [step["name"] for step in found["steps"]]
+    assert found["saved"]["size_bytes"] >= CONTROL_BYTES
     target.check_runs_right()
 
 

@@ -76,7 +76,7 @@ def test_own_memory_is_surveyed() -> None:
         assert (count, kinds[contents.ZERO], kinds[contents.FILL]) == (64, 0.5, 0.5)
         assert any(
             found_begin <= begin and found_end >= begin + size
-            for found_begin, found_end in memory.new_anonymous(before, memory.ranges(os.getpid()))
+            for found_begin, found_end in memory.new_writable(before, memory.ranges(os.getpid()))
         )
     finally:
         del view
@@ -86,7 +86,7 @@ def test_own_memory_is_surveyed() -> None:
 def test_a_mapping_that_the_kernel_joined_to_another_counts_with_what_is_new() -> None:
     old = [memory.Range(0x1000, 0x5000, "rw-p", ""), memory.Range(0x9000, 0xA000, "rw-p", "/a file")]
     new = [memory.Range(0x1000, 0x9000, "rw-p", ""), memory.Range(0x10000, 0x11000, "r--p", "")]
-    assert memory.new_anonymous(old, new) == [(0x5000, 0x9000)]
+    assert memory.new_writable(old, new) == [(0x5000, 0x9000)]
 
 
 def test_calls_are_summed_by_what_they_do() -> None:
