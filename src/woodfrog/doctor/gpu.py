@@ -29,13 +29,14 @@ def check_driver() -> list[Check]:
         branch = features.branch_of_cuda((major, minor)) or 0
         known = f"branch {branch} or newer by its CUDA version" if branch else "older than all that can checkpoint"
         finding = f"CUDA {major}.{minor}, {known} (its release is not told here)"
-    if branch < features.MINIMUM_BRANCH:
-        fix = f"install driver {features.MINIMUM_BRANCH} or newer"
-        return [Check("driver", Verdict.FAIL, f"{finding}: too old, it cannot checkpoint by API", fix)]
     if not features.has("checkpoint_api", branch):
-        return [
-            Check("driver", Verdict.FAIL, f"{finding}: it exports no cuCheckpointProcess*", "install a newer driver")
-        ]
+        fix = f"install driver {features.MINIMUM_BRANCH} or newer"
+        why = "too old, it" if branch < features.MINIMUM_BRANCH else "it"
+        return [Check("driver", Verdict.FAIL, f"{finding}: {why} exports no cuCheckpointProcess*", fix)]
+    try:
+        features.require_checkpoints()
+    except WoodfrogError as error:
+        return [Check("driver", Verdict.FAIL, f"{finding}: {error.reason}", error.advice)]
     missing = [v.feature.description for v in features.judge(branch, features.exported_symbols()) if not v.available]
     text = f"{finding}; not in this driver: {'; '.join(missing)}" if missing else finding
     return [Check("driver", Verdict.OK, text)]

@@ -14,6 +14,8 @@ from woodfrog.image.compatibility import Gpu, Machine
 
 def facts() -> Machine:
     """This machine as this process sees it. Costs a cuInit."""
+    from woodfrog.driver import features
+
     cuda_version, gpus = driver_facts()
     return Machine(
         cuda_version=cuda_version,
@@ -22,6 +24,7 @@ def facts() -> Machine:
         gpus=gpus,
         criu_version=criu_version(),
         woodfrog_version=__version__,
+        remap_from=features.lacks_from("gpu_remap"),
     )
 
 

@@ -8,6 +8,7 @@ refused because of a driver that this table does not know: the driver itself ans
 from __future__ import annotations
 
 import ctypes
+import platform
 from dataclasses import dataclass
 from functools import cache
 
@@ -135,6 +136,20 @@ def require(name: str, what: str) -> None:
             f"{what} needs driver {feature.branch} or newer, which this machine has not ({feature.description})",
             advice=f"install driver {feature.branch} or newer; `woodfrog doctor` says what this one can do",
         )
+
+
+def lacks_from(name: str) -> int:
+    """The first branch that has a feature which this machine's driver is known to lack; 0 if it is not."""
+    feature = lacks(name)
+    return feature.branch if feature is not None else 0
+
+
+def require_checkpoints() -> None:
+    """RefusedError when this machine's driver is known not to checkpoint processes at all."""
+    what = "checkpointing a process"
+    require("checkpoint_api", what)
+    if platform.machine() == "aarch64":
+        require("arm", f"{what} on 64-bit Arm")
 
 
 def lacking(*names: str) -> list[str]:

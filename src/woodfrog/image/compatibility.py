@@ -46,7 +46,8 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Machine:
-    """Facts of this machine; None or empty means not known."""
+    """Facts of this machine; None or empty means not known. `remap_from`: the driver here is known not to move a target
+    to another GPU, which drivers from this branch on do."""
 
     architecture: str = field(default_factory=platform.machine)
     kernel: str = field(default_factory=platform.release)
@@ -56,6 +57,7 @@ class Machine:
     gpus: tuple[Gpu, ...] | None = None
     criu_version: str | None = None
     woodfrog_version: str = ""
+    remap_from: int = 0
     uid: int = field(default_factory=os.geteuid)
 
 
@@ -175,10 +177,11 @@ def _gpus(manifest: Manifest, machine: Machine, gpu_map: dict[str, str]) -> list
 
 
 def _remap(device: Device, gpu: Gpu, machine: Machine) -> Finding:
-    # Remapping by UUID pairs came with driver 580.
-    if machine.driver_release and not machine.simulated and _version(machine.driver_release) < (580,):
-        reason = f"driver {machine.driver_release} cannot restore onto another GPU"
-        return _refused("devices.uuid", reason, "driver 580 or newer can")
+    if machine.remap_from:
+        name = f"driver {machine.driver_release}" if machine.driver_release else "the driver here"
+        return _refused(
+            "devices.uuid", f"{name} cannot restore onto another GPU", f"driver {machine.remap_from} or newer can"
+        )
     return _warning("devices.uuid", f"it moves from {gpu_uuid(device.uuid)} to {gpu_uuid(gpu.uuid)}")
 
 

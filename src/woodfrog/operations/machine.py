@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from woodfrog.driver import devices as driver_devices
+from woodfrog.driver import features
 from woodfrog.image.compatibility import Gpu, Machine
 from woodfrog.operations.context import Context
 from woodfrog.operations.manifest import version
@@ -44,4 +45,5 @@ def facts(context: Context, criu: Criu | None) -> Machine:
         gpus=found,
         criu_version=criu.version_text if criu else None,
         woodfrog_version=version(),
+        remap_from=features.lacks_from("gpu_remap"),
     )

@@ -13,6 +13,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from woodfrog.driver import features
 from woodfrog.driver.process import DriverProcess, ProcessState, is_cuda_process
 from woodfrog.errors import RefusedError
 from woodfrog.image.inspect import gpu_uuid
@@ -125,6 +126,7 @@ class Surveyed:
 
 def survey(context: Context, root_pid: int, *, image: bool) -> Surveyed:
     """Look at the tree below `root_pid`; RefusedError says what stands in the way. `image`: the CPU side is dumped."""
+    features.require_checkpoints()
     with ProcessTree(root_pid) as tree:
         if os.getpid() in tree.handles:
             raise RefusedError(

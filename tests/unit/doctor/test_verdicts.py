@@ -15,7 +15,8 @@ from woodfrog.driver import devices, features
 
 def check_driver(monkeypatch: pytest.MonkeyPatch, cuda: tuple[int, int], nvml: tuple[int, ...] | None) -> Check:
     """The verdict on a driver of that CUDA version, where /proc shows nothing and NVML says `nvml`."""
-    symbols = frozenset(feature.symbol for feature in features.TABLE if feature.symbol and feature.branch <= 580)
+    branch = features.branch_of_cuda(cuda) or 0
+    symbols = frozenset(feature.symbol for feature in features.TABLE if feature.symbol and feature.branch <= branch)
     monkeypatch.setattr(devices, "cuda_version", lambda: cuda)
     monkeypatch.setattr(devices, "driver_branch", lambda: nvml)
     monkeypatch.setattr(machine, "driver_release", lambda: "")

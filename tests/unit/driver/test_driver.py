@@ -5,6 +5,7 @@ The real bindings on the simulated GPU are tested in tests/sim; here each answer
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -289,6 +290,27 @@ def test_without_nvml_the_branch_follows_from_the_cuda_version(version: tuple[in
 def test_a_feature_that_does_not_exist_is_a_mistake() -> None:
     with pytest.raises(KeyError):
         features.has("nonsense")
+
+
+@pytest.mark.parametrize(
+    ("machine", "release", "refused"),
+    [("aarch64", (580,), True), ("aarch64", (595,), False), ("aarch64", (900,), False), ("x86_64", (580,), False)],
+)
+def test_arm_is_refused_before_its_driver_can_do_it(
+    monkeypatch: pytest.MonkeyPatch, machine: str, release: tuple[int, ...], refused: bool
+) -> None:
+    monkeypatch.setattr(features.devices, "driver_branch", lambda: release)
+    monkeypatch.setattr(features.platform, "machine", lambda: machine)
+    monkeypatch.setattr(features, "exported_symbols", lambda: frozenset({"cuCheckpointProcessCheckpoint"}))
+    features._below.cache_clear()
+    try:
+        with pytest.raises(RefusedError, match="driver 595") if refused else contextlib.nullcontext():
+            features.require_checkpoints()
+        monkeypatch.setattr(features, "exported_symbols", frozenset)
+        with pytest.raises(RefusedError, match="driver 570"):
+            features.require_checkpoints()
+    finally:
+        features._below.cache_clear()
 
 
 @pytest.mark.parametrize(

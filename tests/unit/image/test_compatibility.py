@@ -55,7 +55,7 @@ def test_the_machine_that_wrote_it_is_told_nothing() -> None:
         ({"criu_version": None}, "cpu.version"),
         ({"criu_version": "4.0"}, "cpu.version"),
         ({"uid": MANIFEST.environment.uid + 1}, "environment.uid"),
-        ({"gpus": (GPUS[0], gpu(1, uuid="33" * 16)), "driver_release": "575.1"}, "devices.uuid"),
+        ({"gpus": (GPUS[0], gpu(1, uuid="33" * 16)), "driver_release": "575.1", "remap_from": 580}, "devices.uuid"),
     ],
 )
 def test_a_machine_that_cannot_is_refused(changes: dict[str, Any], field: str) -> None:
