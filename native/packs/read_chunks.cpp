@@ -72,11 +72,13 @@ void ChunkReader::begin_some() {
     const size_t most = queue_.is_asynchronous() ? most_runs : 1;
     uint64_t scratch = 0;
     while (!left_.empty() && runs_.size() < most) {
+        const bool in_memory = files_.file(left_[0].location.pack).is_in_memory();
+        const uint64_t most_bytes = in_memory ? most_read_bytes_in_memory : most_read_bytes;
         size_t count = 1;
         while (count < left_.size() && left_[count].location.pack == left_[0].location.pack &&
                left_[count].location.offset >= end_of(left_[count - 1]) &&
                left_[count].location.offset - end_of(left_[count - 1]) < page_bytes &&
-               end_of(left_[count]) - left_[0].location.offset <= most_read_bytes)
+               end_of(left_[count]) - left_[0].location.offset <= most_bytes)
             count++;
         Run &run = runs_.emplace_back(queue_, left_.first(count));
         run.in_place = is_in_place(run.chunks);

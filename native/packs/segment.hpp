@@ -10,6 +10,8 @@ namespace woodfrog::packs {
 
 constexpr uint32_t most_records = 2048;            // of a segment: a header has at most 100 KiB
 constexpr uint64_t segment_raw_bytes = 8ull << 20; // where a writer ends a segment: a few ms of work for a thread
+// … in a file in memory: what has been hashed is still in the processor's cache when it is copied there.
+constexpr uint64_t segment_raw_bytes_in_memory = 1ull << 20;
 constexpr uint64_t fixed_bytes = 32;
 constexpr uint64_t digest_bytes = sizeof(Digest);
 

@@ -27,12 +27,12 @@ constexpr const char *operation = "write_pack";
 constexpr uint64_t fewest_direct_bytes = 1 << 20;
 
 // Where segments end: the number of the first chunk of each, and the number of chunks.
-std::vector<size_t> plan_segments(const Packed<SourceChunk> &chunks) {
+std::vector<size_t> plan_segments(const Packed<SourceChunk> &chunks, uint64_t most_raw_bytes) {
     std::vector<size_t> starts{0};
     uint64_t raw = 0;
     for (size_t i = 0; i < chunks.size(); i++) {
         const uint32_t size = chunks[i].size;
-        if (i > starts.back() && (raw + size > segment_raw_bytes || i - starts.back() == most_records)) {
+        if (i > starts.back() && (raw + size > most_raw_bytes || i - starts.back() == most_records)) {
             starts.push_back(i);
             raw = 0;
         }
@@ -351,7 +351,8 @@ Written write_pack(int fd, const Packed<SourceChunk> &chunks, const std::vector<
                    const WriteOptions &options, Progress &progress) {
     check(chunks, sources);
     PackWriter pack(fd, chunks, sources, options, progress);
-    const std::vector<size_t> starts = plan_segments(chunks);
+    const std::vector<size_t> starts =
+        plan_segments(chunks, pack.file().is_in_memory() ? segment_raw_bytes_in_memory : segment_raw_bytes);
     progress.begin(total_bytes(chunks));
     try {
         if (options.compression.mode == Compress::none)

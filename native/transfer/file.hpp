@@ -36,6 +36,9 @@ class File {
         return in_memory_ ? -1 : direct_descriptor(data, size, offset);
     }
 
+    // On a tmpfs.
+    bool is_in_memory() const { return in_memory_; }
+
   private:
     int direct_descriptor(const void *data, size_t size, uint64_t offset) const;
 

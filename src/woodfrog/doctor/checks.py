@@ -53,6 +53,7 @@ def run_all(store: str | os.PathLike[str] | None = None) -> list[Check]:
         ("open files", host.check_open_files),
         ("locked memory", host.check_locked_memory),
         ("disk I/O", host.check_file_io),
+        ("stores in memory", host.check_memory_stores),
         ("huge pages", host.check_huge_pages),
         ("host memory", gpu.check_host_memory),
         ("store", lambda: tools.check_store(store)),

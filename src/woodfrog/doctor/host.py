@@ -88,6 +88,19 @@ def check_file_io() -> list[Check]:
     return [Check("disk I/O", Verdict.WARNING, f"by threads, which is slower on a fast disk: {trouble}", fix)]
 
 
+def check_memory_stores() -> list[Check]:
+    """Of the tmpfs that `ram:` stores are on. Nothing is wrong without, it is only slower."""
+    for line in read("/proc/mounts").splitlines():
+        _, place, kind, options, *_ = line.split()
+        if (place, kind) == ("/dev/shm", "tmpfs"):
+            huge = re.search(r"huge=(always|within_size|advise)", options)
+            if huge:
+                return [Check("stores in memory", Verdict.OK, f"in huge pages ({huge[0]})")]
+            better = "mount -o remount,huge=within_size /dev/shm makes `ram:` stores faster"
+            return [Check("stores in memory", Verdict.OK, f"in small pages: {better}")]
+    return [Check("stores in memory", Verdict.NOT_APPLICABLE, "/dev/shm is no tmpfs of its own")]
+
+
 def check_huge_pages() -> list[Check]:
     place = "/sys/kernel/mm/transparent_hugepage"
     anonymous, shared = chosen(read(f"{place}/enabled")), chosen(read(f"{place}/shmem_enabled"))

@@ -84,3 +84,21 @@ def test_how_the_disk_is_read_and_written_is_told(
     assert check.verdict is verdict
     assert said in check.finding
     assert bool(check.fix) == (verdict is Verdict.WARNING)
+
+
+@pytest.mark.parametrize(
+    ("mounts", "verdict", "said"),
+    [
+        ("tmpfs /dev/shm tmpfs rw,relatime,size=1k 0 0", Verdict.OK, "remount,huge=within_size"),
+        ("tmpfs /dev/shm tmpfs rw,huge=within_size 0 0", Verdict.OK, "huge pages (huge=within_size)"),
+        ("tmpfs /dev/shm tmpfs rw,huge=never 0 0", Verdict.OK, "small pages"),
+        ("none /tmp tmpfs rw,huge=always 0 0", Verdict.NOT_APPLICABLE, "no tmpfs"),
+    ],
+)
+def test_the_pages_of_stores_in_memory_are_told(
+    monkeypatch: pytest.MonkeyPatch, mounts: str, verdict: Verdict, said: str
+) -> None:
+    monkeypatch.setattr(host, "read", lambda path: f"proc /proc proc rw 0 0\n{mounts}")
+    (check,) = host.check_memory_stores()
+    assert check.verdict is verdict
+    assert said in check.finding

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import mmap
 import os
 import threading
@@ -15,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from woodfrog._native import transfer
+from woodfrog.store import files
 
 from . import packing
 from .packing import CHUNK, KIB, MIB, PAGE, digest, filled, floats, new_file, noise, reading, text
@@ -353,3 +355,18 @@ def test_sizes_that_do_not_make_up_the_pieces_are_refused(other_fd: int, sizes: 
     os.pwrite(other_fd, noise(3 * PAGE + 1), 0)
     with pytest.raises(transfer.TransferError):
         transfer.hash_pieces([(other_fd, 0, 3 * PAGE + 1)], chunk_bytes=2 * PAGE, sizes=packing.sizes(sizes))
+
+
+def test_a_pack_in_memory_has_smaller_segments(tmp_path: Path) -> None:
+    """What was hashed is copied while it is in the processor's cache."""
+    contents = [noise(64 * KIB, i) for i in range(160)]
+    segments = {}
+    for place in (Path("/dev/shm"), tmp_path):
+        with new_file(place) as descriptor, filled(contents) as source:
+            packed, name = transfer.write_pack(descriptor, source.chunks, [source.arena])
+            assert transfer.scan_pack(descriptor, contents=True)[1] == name
+            offsets = sorted(record.offset for record in packing.records(packed))
+            gaps = [after - before for before, after in itertools.pairwise(offsets)]
+            segments[place] = 1 + sum(gap > 64 * KIB for gap in gaps)  # a header between two chunks
+    assert segments[Path("/dev/shm")] == 10
+    assert segments[tmp_path] == 2 or files.is_in_memory(tmp_path)
