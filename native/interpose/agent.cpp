@@ -4,6 +4,7 @@
 // it holds no file descriptor and sleeps in sigwaitinfo, so that nothing of ours is in the way of a CRIU dump.
 #include "agent.hpp"
 
+#include "access.hpp"
 #include "capture.hpp"
 #include "control_memory.hpp"
 #include "debug.hpp"
@@ -12,6 +13,7 @@
 #include "gate.hpp"
 #include "handover.hpp"
 #include "memory.hpp"
+#include "hosted.hpp"
 #include "quiesce.hpp"
 #include "shadow_worker.hpp"
 #include "survey.hpp"
@@ -144,6 +146,9 @@ class Agent {
             if (type == Type::return_batch) {
                 if (!take_batch(packet, began))
                     return lost();
+            } else if (type == Type::replace_batch) {
+                if (!take_replacements(packet, began))
+                    return lost();
             } else {
                 const Outcome outcome = obey(type, packet);
                 packet.fds.clear(); // before the daemon goes on: it may have CRIU look at this process
@@ -184,6 +189,16 @@ class Agent {
             return prepare_control(packet);
         case Type::export_ahead:
             return state_ == State::running ? export_ahead() : wrong_state("export_ahead");
+        case Type::follow_access:
+            return follow(packet);
+        case Type::accessed:
+            return send_accessed([&](const std::vector<wire::Handle> &handles, bool last) {
+                return send_handles(Type::accessed_batch, packet.header.sequence, handles, nullptr, last);
+            });
+        case Type::hosted:
+            return send_hosted([&](const std::vector<wire::Handle> &handles, const FdList &fds, bool last) {
+                return send_handles(Type::hosted_batch, packet.header.sequence, handles, &fds, last);
+            });
         default:
             return {Status::bad_message, CUDA_SUCCESS, packet.header.type, "an unknown command"};
         }
@@ -221,6 +236,7 @@ class Agent {
         if (outcome.ok()) {
             operation_ = body.operation;
             state_ = State::quiesced;
+            settle_access();
         } else {
             state_ = State::running;
         }
@@ -249,9 +265,7 @@ class Agent {
             return wrong_state("export_memory");
         Outcome outcome = export_memory(
             [&](const std::vector<wire::Handle> &handles, const FdList &fds, bool last) {
-                return connection_.send(Type::export_batch, sequence, Status::ok, last ? WF_FLAG_LAST : 0, nullptr, 0,
-                                        handles.data(), sizeof(wire::Handle), static_cast<uint32_t>(handles.size()),
-                                        &fds);
+                return send_handles(Type::export_batch, sequence, handles, &fds, last);
             },
             [&](const std::vector<wire::Mapping> &mappings, bool last) {
                 return connection_.send(Type::mapping_batch, sequence, Status::ok, last ? WF_FLAG_LAST : 0, nullptr, 0,
@@ -368,6 +382,21 @@ class Agent {
         }
     }
 
+    Outcome follow(const Packet &packet) {
+        wire::Follow body{};
+        if (packet.payload.size() != sizeof(body))
+            return {Status::bad_message, CUDA_SUCCESS, 0, "follow_access has the wrong length"};
+        memcpy(&body, packet.payload.data(), sizeof(body));
+        const bool at_rest = state_ == State::quiesced || state_ == State::released || state_ == State::returned;
+        if (body.on != 0 && !at_rest)
+            return wrong_state("follow_access");
+        if (body.on != 0)
+            follow_access();
+        else
+            leave_access(at_rest);
+        return {};
+    }
+
     // A batch of returned handles; the reply follows the last one and tells the first failure.
     bool take_batch(Packet &packet, Deadline began) {
         if (returned_.ok())
@@ -404,6 +433,33 @@ class Agent {
         return {};
     }
 
+    // A batch of device memory for what lies on host memory; the reply follows the last one, after what was replaced.
+    bool take_replacements(Packet &packet, Deadline began) {
+        if (state_ != State::quiesced && replacing_.ok())
+            replacing_ = wrong_state("replace_batch");
+        std::vector<wire::Handle> replaced;
+        if (replacing_.ok())
+            replacing_ = replace_handles(packet, &replaced);
+        packet.fds.clear();
+        const bool last = (packet.header.flags & WF_FLAG_LAST) != 0;
+        if (!send_handles(Type::replaced_batch, packet.header.sequence, replaced, nullptr, last))
+            return false;
+        if (!last)
+            return true;
+        Outcome outcome = replacing_;
+        replacing_ = Outcome{};
+        // Memory is missing where the application has some: the gate must not open.
+        if (state_ == State::quiesced && missing_handles() != 0)
+            state_ = State::released;
+        return answer(packet, outcome, began);
+    }
+
+    bool send_handles(Type type, uint64_t sequence, const std::vector<wire::Handle> &handles, const FdList *fds,
+                      bool last) {
+        return connection_.send(type, sequence, Status::ok, last ? WF_FLAG_LAST : 0, nullptr, 0, handles.data(),
+                                sizeof(wire::Handle), static_cast<uint32_t>(handles.size()), fds);
+    }
+
     bool answer(const Packet &packet, const Outcome &outcome, Deadline began) {
         wire::Reply reply{};
         reply.elapsed_us =
@@ -419,6 +475,8 @@ class Agent {
     // The daemon is gone without a detach.
     void lost() {
         forget_return();
+        replacing_ = Outcome{};
+        leave_access(false);
         if (state_ == State::released)
             return;
         if (state_ != State::running) {
@@ -438,6 +496,7 @@ class Agent {
     uint32_t devices_ = 0;
     std::optional<Return> return_; // a series of return batches that is not over
     Outcome returned_;             // its first failure
+    Outcome replacing_;
 };
 
 void *agent_thread(void *argument) {

@@ -37,7 +37,7 @@ bool take_shared(std::set<std::pair<size_t, Block *>> &by_room, const Context *o
                  CUdeviceptr *address) {
     for (auto room = by_room.lower_bound({wanted, nullptr}); room != by_room.end(); ++room) {
         Block *block = room->second;
-        if (block->owner != owner)
+        if (block->owner != owner || block->physical.on_host) // what is new is device memory
             continue;
         size_t offset = 0;
         by_room.erase(room);
@@ -164,8 +164,9 @@ CUresult give_back(const Allocation &allocation) {
         std::unique_ptr<Block> freed = std::move(entry->second);
         all.blocks.erase(entry);
         const CUdevice device = freed->physical.device;
-        // What another process may have mapped is not given out again.
-        if (freed->size_bytes > kLargestSpareBytes || freed->physical.by_ipc) {
+        // What another process may have mapped is not given out again, nor what is on host memory; and while there is
+        // any of that, it needs the room.
+        if (freed->size_bytes > kLargestSpareBytes || freed->physical.by_ipc || physicals_on_host() != 0) {
             surplus.push_back(std::move(freed));
         } else {
             all.spare.push_back(std::move(freed));

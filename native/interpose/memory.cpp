@@ -50,6 +50,14 @@ size_t Memory::spare_bytes(CUdevice device) const {
     return total;
 }
 
+size_t Memory::hosted_bytes(CUdevice device) const {
+    size_t total = 0;
+    for (const auto &[address, block] : blocks)
+        if (block->physical.on_host && block->physical.device == device)
+            total += block->size_bytes;
+    return total;
+}
+
 std::vector<std::unique_ptr<Block>> Memory::take_spare(const Context *owner, CUdevice device) {
     std::vector<std::unique_ptr<Block>> taken;
     for (auto block = spare.begin(); block != spare.end();) {

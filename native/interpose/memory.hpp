@@ -50,6 +50,8 @@ struct Memory {
     // Whether the address lies in memory that this library manages, allocated or not.
     bool covers(CUdeviceptr address) const;
     size_t spare_bytes(CUdevice device) const;
+    // Of the blocks of that device: what lies on host memory as yet.
+    size_t hosted_bytes(CUdevice device) const;
     // Takes all spare blocks out (of one context, of one device (>= 0), or all), to be destroyed without the lock.
     std::vector<std::unique_ptr<Block>> take_spare(const Context *owner, CUdevice device);
 };

@@ -3,6 +3,8 @@
 #include "ipc.hpp"
 #include "memory.hpp"
 
+#include <algorithm>
+
 using namespace woodfrog::interpose;
 
 WF_HOOK(cuMemGetAddressRange_v2, CUdeviceptr *pbase, size_t *psize, CUdeviceptr dptr) {
@@ -32,6 +34,8 @@ WF_HOOK(cuMemGetInfo_v2, size_t *free, size_t *total) {
     if (const Context *context = current_context(); context != nullptr) {
         std::lock_guard lock(memory().mutex);
         *free += memory().spare_bytes(context->device);
+        if (physicals_on_host() != 0) // the application's own allocations are there, whatever they lie on
+            *free -= std::min(*free, memory().hosted_bytes(context->device));
     }
     return result;
 }

@@ -9,6 +9,29 @@
 
 namespace woodfrog::interpose {
 
+namespace {
+
+constinit std::atomic<size_t> g_on_host{0};
+
+void set_on_host(Physical *physical, bool on_host) {
+    if (physical->on_host != on_host)
+        g_on_host.fetch_add(on_host ? 1 : size_t(-1), std::memory_order_relaxed);
+    physical->on_host = on_host;
+}
+
+// The driver knows where imported memory lies. One that does not tell has no memory of the host's behind handles.
+bool lies_on_host(CUmemGenericAllocationHandle handle) {
+    CUmemAllocationProp properties{};
+    return WF_REAL(cuMemGetAllocationPropertiesFromHandle)(&properties, handle) == CUDA_SUCCESS &&
+           properties.location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA;
+}
+
+} // namespace
+
+size_t physicals_on_host() {
+    return g_on_host.load(std::memory_order_relaxed);
+}
+
 uint64_t next_physical_id() {
     static constinit std::atomic<uint64_t> last{0};
     return last.fetch_add(1, std::memory_order_relaxed) + 1;
@@ -54,6 +77,7 @@ CUresult release_physical(Physical *physical) {
         physical->present = false;
         physical->handle = 0;
     }
+    set_on_host(physical, false);
     close_kept(&physical->kept);
     return CUDA_SUCCESS;
 }
@@ -132,6 +156,7 @@ CUresult import_physical(Physical *physical, int fd) {
     physical->present = true;
     physical->imported = true;
     physical->kept = kept;
+    set_on_host(physical, physical->host_node < 0 && lies_on_host(handle));
     return CUDA_SUCCESS;
 }
 

@@ -17,6 +17,7 @@ struct Physical {
     CUdevice device = 0;   // of host memory: one whose context reaches it
     int host_node = -1;    // the NUMA node of host memory
     bool imported = false; // such a handle cannot be exported again: `kept` is passed on instead
+    bool on_host = false;  // the device's to the application, but on host memory until it is promoted (hosted.hpp)
     uint32_t exports = 0;  // how often by descriptor: another process may have it
     bool by_ipc = false;   // exported by cuIpcGetMemHandle: another process of ours may have it
     // A descriptor of it that stays open: of imported memory, of what was ever shared with another process, and of what
@@ -43,5 +44,7 @@ CUresult physical_fd(const Physical &physical, int *fd);
 CUresult shared_fd(Physical *physical, int *fd);
 // Makes it the memory behind `fd`, which is taken over (and kept) on success and closed otherwise.
 CUresult import_physical(Physical *physical, int fd);
+// How many are `on_host` now.
+size_t physicals_on_host();
 
 } // namespace woodfrog::interpose

@@ -104,6 +104,7 @@
     F(value, uint64_t, 1, "Q")                                                                                         \
     F(driver_result, int32_t, 1, "i") F(state, uint32_t, 1, "I") F(message, char, 232, "232s")
 #define WF_FIELDS_image(F) F(operation, uint64_t, 1, "Q")
+#define WF_FIELDS_follow(F) F(on, uint32_t, 1, "I") F(reserved, uint32_t, 1, "I")
 // What was written since the image of operation `baseline` (0: there is none, everything was). With `everything` no
 // ranges follow, and `why` says what made it so. `covered`: launches that had a template.
 #define WF_FIELDS_tracking(F)                                                                                          \
@@ -158,6 +159,9 @@
     M(dirty_batch, 6, tracking, dirty, "agent")   /* before the reply to dirty, if launches are followed */            \
     M(kernel_batch, 7, empty, kernel, "agent")    /* after the dirty batches: what was launched, most often first */   \
     M(shared_batch, 20, empty, shared, "agent")   /* before the reply to export, if there is any */                    \
+    M(hosted_batch, 28, empty, handle, "agent")   /* before the reply to hosted; carries fds */                        \
+    M(replaced_batch, 29, empty, handle, "agent") /* before the reply to replace_batch: which were replaced */         \
+    M(accessed_batch, 30, empty, handle, "agent") /* before the reply to accessed: in the order of their first use */  \
     M(survey, 32, empty, empty, "daemon")         /* stops nothing */                                                  \
     M(quiesce, 33, quiesce, empty, "daemon")      /* gate closed, all contexts idle, or timeout and gate open */       \
     M(dirty, 42, image, empty, "daemon")          /* quiesced or exported: what was written, for that image */         \
@@ -170,7 +174,12 @@
     M(ping, 39, empty, empty, "daemon")                                                                                \
     M(control_memory, 40, control, empty, "daemon") /* memory for the control state, made ready while running */       \
     M(export_ahead, 48, empty, empty, "daemon") /* running: descriptors are made and kept; reply.value says how many */  \
-    M(hold, 44, quiesce, empty, "daemon") /* running or held: gate closed, work may go on; reply.value is WF_HELD_… */
+    M(hold, 44, quiesce, empty, "daemon") /* running or held: gate closed, work may go on; reply.value is WF_HELD_… */ \
+    M(hosted, 60, empty, empty, "daemon") /* any state: device memory that lies on host memory (hosted.hpp) */        \
+    M(replace_batch, 61, empty, handle, "daemon") /* quiesced; fds of device memory with the same contents, which takes
+                                                     the place of the host memory; reply only after the LAST batch */  \
+    M(accessed, 62, empty, empty, "daemon") /* which handles launches have named since follow_access began */          \
+    M(follow_access, 63, follow, empty, "daemon") /* at rest: note what launches name; or, in any state, stop */
 // clang-format on
 
 #ifdef __cplusplus
@@ -197,6 +206,7 @@ WF_DECLARE(Device, WF_FIELDS_device)
 WF_DECLARE(Handle, WF_FIELDS_handle)
 WF_DECLARE(Mapping, WF_FIELDS_mapping)
 WF_DECLARE(Image, WF_FIELDS_image)
+WF_DECLARE(Follow, WF_FIELDS_follow)
 WF_DECLARE(Tracking, WF_FIELDS_tracking)
 WF_DECLARE(Dirty, WF_FIELDS_dirty)
 WF_DECLARE(Kernel, WF_FIELDS_kernel)

@@ -34,6 +34,7 @@ from woodfrog.results import (
     CheckpointResult,
     ImageInfo,
     MigrateResult,
+    PromotionResult,
     RestoreResult,
     ResumeResult,
     StandbyResult,
@@ -48,6 +49,7 @@ __all__ = [
     "CheckpointResult",
     "ImageInfo",
     "MigrateResult",
+    "PromotionResult",
     "RestoreResult",
     "ResumeResult",
     "StandbyResult",
@@ -62,6 +64,7 @@ __all__ = [
     "inspect",
     "migrate",
     "open_image",
+    "promotion",
     "ps",
     "restore",
     "resume",
@@ -245,6 +248,7 @@ def restore(
     *,
     gpu_map: Mapping[str, str] | None = None,
     mode: str = "eager",
+    wait: bool = False,
     store: StorePath = None,
     verify: bool = False,
     standby: bool = True,
@@ -252,15 +256,18 @@ def restore(
 ) -> Target:
     """Bring an image (NAME@NUMBER, NAME, or STORE/ before either) back as a process with the pids that it had.
     `gpu_map`: GPU in the image → GPU here, each a UUID or an ordinal. `verify` hashes the memory again once it is in
-    place. A standby process of that image is taken if there is one, unless `standby` is False. The daemon's report is
-    in `target.details`; its `standby` says whether one was taken."""
-    if mode != "eager":
-        raise UsageError(f"there is no restore mode {mode!r}", advice="this version has: eager")
+    place. A standby process of that image is taken if there is one, unless `standby` is False.
+
+    `mode`: "eager" runs the target once its data is on the GPU; "mapped" runs it on host memory that holds its data,
+    which then moves to the GPU, in pauses of a few milliseconds; "ordered" moves first what it uses first. `wait`
+    returns only when all has moved. The daemon's report is in `target.details`; its `standby` says whether one was
+    taken, its `promotion` what has become of that."""
     store, image = _place_of(image, store)
     params = {
         "image": image,
         "gpu_map": _gpu_map(gpu_map),
         "mode": mode,
+        "wait": wait,
         "store": _store(store),
         "verify": verify,
         "standby": standby,
@@ -280,7 +287,8 @@ def standby(
 ) -> list[StandbyResult]:
     """Have `count` (in this version: 1) processes of an image wait, restored up to where only their memory is missing;
     `restore` of that image then takes one. Those that wait already count. `hold`: "host" keeps their data in the host
-    arena (taking one costs a copy), "device" in the GPU's memory (taking one costs a remap)."""
+    arena (taking one costs a copy), "device" in the GPU's memory (taking one costs a remap), "mapped" in host memory
+    that the process is mapped to when it is taken (a remap too; its data is promoted while it runs)."""
     store, image = _place_of(image, store)
     params = {
         "image": image,
@@ -318,11 +326,25 @@ def suspend(
 
 
 def resume(
-    target: Target | int | str, *, gpu_map: Mapping[str, str] | None = None, on_event: OnEvent | None = None
+    target: Target | int | str,
+    *,
+    gpu_map: Mapping[str, str] | None = None,
+    wait: bool = False,
+    on_event: OnEvent | None = None,
 ) -> ResumeResult:
     """Give a suspended target its GPU memory back; it goes on where it was. `gpu_map`: on other GPUs than it left, as
-    for `migrate`."""
-    return _call("resume", {"target": _target(target), "gpu_map": _gpu_map(gpu_map)}, on_event, ResumeResult)
+    for `migrate`. Of a running target whose promotion stopped (a restore with another mode than "eager"), that goes on;
+    `wait` returns once it has ended."""
+    params = {"target": _target(target), "gpu_map": _gpu_map(gpu_map), "wait": wait}
+    return _call("resume", params, on_event, ResumeResult)
+
+
+def promotion(target: Target | int | str, *, wait: bool = False, on_event: OnEvent | None = None) -> PromotionResult:
+    """How far the memory of a target that was restored as "mapped" or "ordered" has come on its way to the GPU; `wait`
+    returns once it has ended. NotFoundError for a target without one."""
+    result = _call("promotion", {"target": _target(target), "wait": wait}, on_event, ResumeResult)
+    assert result.promotion is not None  # or the daemon says why there is none
+    return result.promotion
 
 
 def migrate(

@@ -62,6 +62,22 @@ class CheckpointResult(_Jsonable):
 
 
 @dataclass(frozen=True)
+class PromotionResult(_Jsonable):
+    """The way of a running target's memory from the host to the GPU. `state`: running, complete, stopped (`reason`)."""
+
+    state: str = ""
+    total_bytes: int = 0
+    moved_bytes: int = 0
+    left_bytes: int = 0  # on host memory when it ended
+    batches: int = 0
+    pause_s: float = 0.0  # of the target, all of them
+    longest_pause_s: float = 0.0
+    seconds: float = 0.0
+    ended_unix_s: float = 0.0  # 0 while it is under way
+    reason: str = ""
+
+
+@dataclass(frozen=True)
 class RestoreResult(_Jsonable):
     """A target brought back from an image, as the daemon reports it."""
 
@@ -77,6 +93,8 @@ class RestoreResult(_Jsonable):
     phases: dict[str, float] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     standby: str = ""  # it was waiting already, with its data there: host, device
+    mode: str = "eager"  # when it runs: eager (its data is on the GPU), mapped
+    promotion: PromotionResult | None = None  # what follows a restore that is not eager
 
 
 @dataclass(frozen=True)
@@ -118,6 +136,7 @@ class ResumeResult(_Jsonable):
     bytes: int = 0
     phases: dict[str, float] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    promotion: PromotionResult | None = None  # of a running target: it goes on
 
 
 @dataclass(frozen=True)
@@ -167,6 +186,7 @@ class TargetInfo(_Jsonable):
     operation: str = ""
     image: str = ""  # of a standby process: the image that it is from
     hold: str = ""  # and where its data waits: host, device
+    hosted_bytes: int = 0  # of a running target: on host memory, since its promotion is under way or has stopped
 
 
 @dataclass(frozen=True)

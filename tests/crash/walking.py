@@ -40,11 +40,17 @@ WAYS: dict[str, tuple[str, tuple[str, ...]]] = {
     "standby in device memory": ("standby", ("commit",)),
     "take": ("take", PHASES["take"]),
     "take from device memory": ("take", ("refill", "return")),
+    "restore mapped": ("restore", ("allocate", "refill", "return", "commit")),
+    "promote": ("promote", PHASES["promote"]),
+    "standby in mapped memory": ("standby", ("commit",)),
+    "take from mapped memory": ("take", ("refill", "commit", "return", "end")),
 }
 
 
 RESUMES = ("resume", "resume elsewhere")
-FROM_IMAGE = tuple(way for way, (operation, _) in WAYS.items() if operation in ("restore", "standby", "take"))
+FROM_IMAGE = tuple(
+    way for way, (operation, _) in WAYS.items() if operation in ("restore", "standby", "take", "promote")
+)
 
 
 @dataclass(frozen=True)
@@ -143,6 +149,8 @@ class Walker:
         """The operation, once."""
         if way.startswith("standby"):
             self._fill_pool(way)
+        elif way in ("restore mapped", "promote"):
+            self._restore_mapped()
         elif way in FROM_IMAGE:
             self.target = self.product.restore(self.image, self.target.log)
         elif way in ("suspend", "resume"):
@@ -163,8 +171,16 @@ class Walker:
                 return
         raise AssertionError("it can go to neither GPU")
 
+    def _restore_mapped(self) -> None:
+        result = self.product.call(
+            "restore", image=self.image, store=str(self.product.store_path), mode="mapped", wait=True
+        )
+        self.target = self.product.restored(result, self.target.log)
+        if result["promotion"]["state"] != "complete":
+            raise WoodfrogError(result["promotion"]["reason"])
+
     def _fill_pool(self, way: str) -> None:
-        hold = "device" if way.endswith("device memory") else "host"
+        hold = next((hold for hold in ("device", "mapped") if way.endswith(f"{hold} memory")), "host")
         self.product.call("standby", image=self.image, store=str(self.product.store_path), hold=hold)
 
     # ── the promise ─────────────────────────────────────────────────────────────────────────────────────────────

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from woodfrog.cli import output
 from woodfrog.cli.options import JsonOption
+
+if TYPE_CHECKING:
+    from woodfrog.results import TargetInfo
 
 
 def ps(as_json: JsonOption = False) -> None:
@@ -20,7 +25,7 @@ def ps(as_json: JsonOption = False) -> None:
             (
                 ",".join(map(str, target.gpu_pids or [target.pid])),
                 target.name or "-",
-                target.state,
+                state_of(target),
                 human_bytes(target.gpu_bytes),
                 ",".join(map(str, target.devices)) or "-",
                 "yes" if target.managed else "driver-only",
@@ -29,3 +34,14 @@ def ps(as_json: JsonOption = False) -> None:
             for target in targets
         ]
         output.table(("pid", "name", "state", "GPU memory", "GPUs", "managed", "command"), rows, right=(0, 3))
+
+
+def state_of(target: TargetInfo) -> str:
+    """The state, and what a person would want to know beside it."""
+    from woodfrog.image.inspect import human_bytes
+
+    if target.operation.startswith("migrating"):
+        return target.operation
+    if target.hosted_bytes:
+        return f"{target.state}, {human_bytes(target.hosted_bytes)} on host memory"
+    return target.state

@@ -23,7 +23,7 @@ def standby(
     count: Annotated[int, typer.Option("--count", min=1, help="How many shall wait; this version has: 1.")] = 1,
     hold: Annotated[
         str,
-        typer.Option("--hold", help="Where the data waits: host (taking costs a copy) or device (a remap)."),
+        typer.Option("--hold", help="Where the data waits: host (taking costs a copy), device or mapped (a remap)."),
     ] = "host",
     gpu: GpuOption = None,
     listing: Annotated[bool, typer.Option("--list", help="List the pool.")] = False,

@@ -20,6 +20,7 @@ from woodfrog.daemon.catalogues import Catalogues
 from woodfrog.daemon.devices import Devices
 from woodfrog.daemon.keeper_client import KeeperClient
 from woodfrog.daemon.metrics import Metrics
+from woodfrog.daemon.promotions import Promotions
 from woodfrog.daemon.recovery import Recovery
 from woodfrog.daemon.standby import StandbyPool
 from woodfrog.daemon.targets import Targets
@@ -59,6 +60,7 @@ class Node:
         self._context: Context | None = None
         self._recovery: Recovery | None = None
         self._standby: StandbyPool | None = None
+        self._promotions: Promotions | None = None
         self._failure: WoodfrogError | None = None
         self._started = threading.Event()
         self.let_gone = False  # the keeper holds nothing of ours any more
@@ -97,6 +99,13 @@ class Node:
             raise self._failure or NoDaemonError("the daemon is not up")
         return self._standby
 
+    @property
+    def promotions(self) -> Promotions:
+        self._started.wait()
+        if self._promotions is None:
+            raise self._failure or NoDaemonError("the daemon is not up")
+        return self._promotions
+
     def _bring_up(self) -> None:
         try:
             arenas = ArenaPool.open(self.keeper, self._arena_sizes())
@@ -118,6 +127,9 @@ class Node:
             self._recovery.run()
             self._standby = StandbyPool(self._context, self.targets)
             self._standby.watch_all()
+            self._promotions = Promotions(self._context, self.targets, self.metrics)
+            for notes in self._recovery.promoting:
+                self._promotions.start(notes)
             log.info("ready: arena of %d MiB", arenas.size_bytes >> 20)
             if self._arena_bytes is not None:
                 # Whoever names a size has set that memory aside; the default is a bound, taken when it is needed.
@@ -169,7 +181,7 @@ class Node:
         if self._context is not None:
             self._context.arenas.close()
         for record in self.keeper.list():
-            if record.key.startswith("arena:"):
+            if record.key.startswith(("arena:", "promote:")):  # a target that is promoted no more runs on as it is
                 try:
                     self.keeper.drop(record.key)
                 except NotFoundError:

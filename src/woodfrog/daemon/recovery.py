@@ -10,6 +10,7 @@ to look. Must never drop a record whose memory a living target still needs.
     suspend:    data of a suspended target in an arena kept, unless the target runs (a resume had ended) or is dead;
                 (a standby process: or in GPU memory)  likewise
     restore:    a tree was being restored              it runs: kept; else it is ended, the image is still there
+    promote:    a running target was being promoted    its promotion goes on, once everything else is in order
     arena:      an arena's memory                      adopted by ArenaPool
 """
 
@@ -43,7 +44,8 @@ from woodfrog.target.identity import Identity, ProcessHandle
 log = logging.getLogger(__name__)
 
 CRIU_TIMEOUT_S = 600.0  # what an orphaned CRIU may still need
-KINDS = ("restore", "suspend", "target")  # suspend before target: a target's record is judged by what is suspended
+# Suspend before target: a target's record is judged by what is suspended. Promote after restore, which may end it.
+KINDS = ("restore", "suspend", "target", "promote")
 
 
 class Recovery:
@@ -53,6 +55,7 @@ class Recovery:
         self._context = context
         self._keeper = keeper
         self._targets = targets
+        self.promoting: list[Notes] = []  # targets whose promotion is to go on
 
     def run(self) -> None:
         """All records. A record that cannot be dealt with is kept, and told in the log."""
@@ -84,6 +87,8 @@ class Recovery:
                 self._restore(key, notes)
             elif kind == "suspend":
                 self._suspended(key, notes)
+            elif kind == "promote":
+                self._promoted(key, notes)
             else:
                 self.target(notes, fds[1:])
         except (WoodfrogError, OSError, RuntimeError):
@@ -188,6 +193,15 @@ class Recovery:
         Record(self._keeper, suspend_key(*identity), exists=True).drop()
         if suspended is not None:
             Space(self._context.arenas, suspended.extents, suspended.user).free()
+
+    # ── promote: ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _promoted(self, key: str, notes: Notes) -> None:
+        if notes.alive:
+            self.promoting.append(notes)
+            return
+        log.info("process %d (%s) has ended; there is nothing to promote", notes.pid, notes.name)
+        Record(self._keeper, key, exists=True).drop()
 
     # ── restore: ────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from woodfrog.daemon.targets import Targets
 from woodfrog.errors import NotFoundError, RefusedError, TargetLostError, UsageError
 from woodfrog.operations.checkpoint import end_tree
 from woodfrog.operations.context import Context
-from woodfrog.operations.notes import HOLD_DEVICE, HOLD_HOST, Notes
+from woodfrog.operations.notes import HOLD_DEVICE, HOLD_HOST, HOLD_MAPPED, Notes
 from woodfrog.operations.phases import Emit
 from woodfrog.operations.restore import RestoreRequest
 from woodfrog.operations.resume import Resume, ResumeRequest
@@ -53,8 +52,8 @@ class StandbyPool:
         self, run: Run, request: RestoreRequest, manifest: Manifest, hold: str, count: int, call: Call
     ) -> list[dict[str, Any]]:
         """`count` processes of that image wait afterwards; those that did before are told of as well."""
-        if hold not in (HOLD_HOST, HOLD_DEVICE):
-            raise UsageError(f"data cannot be held in {hold!r}", advice="host or device")
+        if hold not in (HOLD_HOST, HOLD_DEVICE, HOLD_MAPPED):
+            raise UsageError(f"data cannot be held in {hold!r}", advice="host, device or mapped")
         if count != 1:
             raise RefusedError(
                 f"{count} standby processes of one image were asked for, and this version keeps one: each has the "
@@ -80,12 +79,20 @@ class StandbyPool:
 
     # ── taking ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def take(self, run: Run, request: RestoreRequest, manifest: Manifest, call: Call) -> dict[str, Any] | None:
-        """A waiting process of that image runs on; the restore's result. None when there is none."""
+    def take(
+        self, run: Run, request: RestoreRequest, manifest: Manifest, call: Call
+    ) -> tuple[dict[str, Any], Notes | None] | None:
+        """A waiting process of that image runs on: the restore's result, and what is to be promoted; or None."""
         for notes in self._matching(manifest, request.gpu_map):
-            make = partial(self._take, notes, request, manifest, call.emit)
+            taken: list[Take] = []
+
+            def make(notes: Notes = notes, taken: list[Take] = taken) -> Take:
+                taken.append(self._take(notes, request, manifest, call.emit))
+                return taken[0]
+
             try:
-                return run("take", notes.root_pid, call, make)
+                result = run("take", notes.root_pid, call, make)
+                return result, taken[0].promotion
             except (TargetLostError, NotFoundError) as gone:
                 log.warning("standby process %d of %s could not be taken: %s", notes.pid, notes.image, gone.reason)
         return None
@@ -94,7 +101,7 @@ class StandbyPool:
         if self._context.suspended.get((notes.pid, notes.start_ticks)) is not notes:
             raise NotFoundError(f"somebody else has taken process {notes.pid}")
         store_url = self._context.store(request.store).url
-        return Take(self._context, TakeRequest(notes, manifest, store_url, request.verify), emit)
+        return Take(self._context, TakeRequest(notes, manifest, store_url, request.verify, request.mode), emit)
 
     # ── ending ──────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -8,17 +8,19 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from woodfrog.daemon.node import Node
+from woodfrog.daemon.promotions import Promotion
 from woodfrog.daemon.server import Call, Verb, optional, refuse_unknown, required
 from woodfrog.daemon.targets import Resolved
-from woodfrog.errors import RefusedError, TargetState, UsageError, WoodfrogError
+from woodfrog.errors import NotFoundError, RefusedError, TargetState, UsageError, WoodfrogError
 from woodfrog.image.writer import parse_compression
 from woodfrog.operations import room
 from woodfrog.operations.checkpoint import Checkpoint, CheckpointRequest
 from woodfrog.operations.concurrent import check_way
 from woodfrog.operations.manifest import version
 from woodfrog.operations.migrate import Migrate, MigrateRequest
-from woodfrog.operations.notes import COLD, HOLD_HOST, WARM
+from woodfrog.operations.notes import COLD, HOLD_HOST, WARM, Notes
 from woodfrog.operations.placement import resolve
+from woodfrog.operations.promote import EAGER, MODES
 from woodfrog.operations.restore import Restore, RestoreRequest
 from woodfrog.operations.resume import Resume, ResumeRequest
 from woodfrog.operations.suspend import Suspend, SuspendRequest
@@ -62,6 +64,7 @@ class Verbs:
             "ps": self.ps,
             "checkpoint": self.checkpoint,
             "restore": self.restore,
+            "promotion": self.promotion,
             "standby": self.standby,
             "standby_end": self.standby_end,
             "suspend": self.suspend,
@@ -87,7 +90,12 @@ class Verbs:
     def ps(self, call: Call) -> list[dict[str, Any]]:
         _ = self._node.context  # targets that are being recovered are in the table only afterwards
         self._drop_dead()
-        return self._node.targets.rows()
+        rows = self._node.targets.rows()
+        for row in rows:
+            promotion = self._node.promotions.latest(row["root_pid"])
+            if promotion is not None and row["state"] == TargetState.RUNNING:
+                row["hosted_bytes"] = promotion.hosted_bytes
+        return rows
 
     def checkpoint(self, call: Call) -> dict[str, Any]:
         params = call.params
@@ -118,9 +126,10 @@ class Verbs:
 
     def restore(self, call: Call) -> dict[str, Any]:
         params = call.params
-        refuse_unknown(params, {"image", "store", "gpu_map", "mode", "verify", "standby"})
-        if optional(params, "mode", str, "eager") != "eager":
-            raise UsageError(f"there is no restore mode {params['mode']!r}", advice="this version has: eager")
+        refuse_unknown(params, {"image", "store", "gpu_map", "mode", "verify", "standby", "wait"})
+        mode = optional(params, "mode", str, EAGER)
+        if mode not in MODES:
+            raise UsageError(f"there is no restore mode {mode!r}", advice=f"this version has: {', '.join(MODES)}")
         context = self._node.context
         image = required(params, "image", str)
         store = _place(optional(params, "store", str, ""))
@@ -130,16 +139,51 @@ class Verbs:
             store=store,
             gpu_map=self._gpu_map(params, manifest),
             verify=optional(params, "verify", bool, False),
+            mode=mode,
         )
         root_pid = manifest.cpu.root_pid if manifest.cpu else manifest.gpu_pid
-        result = None
+        taken = None
         if optional(params, "standby", bool, True):
-            result = self._node.standby.take(self._run, request, manifest, call)
-        if result is None:
-            result = self._run("restore", root_pid, call, lambda: Restore(context, request, call.emit))
+            taken = self._node.standby.take(self._run, request, manifest, call)
+        if taken is not None:
+            result, promoting = taken
+        else:
+            restore = Restore(context, request, call.emit)
+            result = self._run("restore", root_pid, call, lambda: restore)
+            promoting = restore.promotion
+        promotion = self._promote(promoting)
         with ProcessHandle(result["pid"]) as handle:
             self._node.targets.remember_name(handle.identity, result["name"])
-        return result
+        return self._with_promotion(result, promotion, call)
+
+    def promotion(self, call: Call) -> dict[str, Any]:
+        """The newest promotion of a target; with `wait` once it has ended."""
+        refuse_unknown(call.params, {"target", "wait"})
+        target = self._running(call.params, "promotion")
+        promotion = self._node.promotions.latest(target.root_pid)
+        if promotion is None:
+            raise NotFoundError(
+                f"{target.name} (process {target.pid}) has had no promotion", pid=target.pid, target_state=target.state
+            )
+        return self._with_promotion({"name": target.name, "pid": target.pid}, promotion, call)
+
+    def _with_promotion(self, result: dict[str, Any], promotion: Promotion | None, call: Call) -> dict[str, Any]:
+        """`result` with what is to be told of the promotion, of which the call may want to see the end."""
+        if promotion is None:
+            return result
+        if optional(call.params, "wait", bool, False):
+            self._node.promotions.wait(promotion, call.emit, call.cancellable)
+        told = promotion.to_dict()
+        if promotion.failure is not None and promotion.failure.target_state != TargetState.RUNNING:
+            raise promotion.failure
+        warnings = list(result.get("warnings", []))
+        if told["reason"]:
+            left = told["left_bytes"] >> 20
+            warnings.append(
+                f"{left} MiB stay on host memory, where the target runs slower and right: {told['reason']}; "
+                "`woodfrog resume` goes on with the promotion"
+            )
+        return {**result, "promotion": told, "warnings": warnings}
 
     def standby(self, call: Call) -> list[dict[str, Any]]:
         """Processes of an image, restored and waiting: as many as asked for, those that are there counted."""
@@ -172,7 +216,8 @@ class Verbs:
         return self._run("suspend", target.root_pid, call, make)
 
     def resume(self, call: Call) -> dict[str, Any]:
-        refuse_unknown(call.params, {"target", "gpu_map"})
+        """A suspended target runs on; of a running one the promotion goes on that had stopped."""
+        refuse_unknown(call.params, {"target", "gpu_map", "wait"})
         gpu_map = optional(call.params, "gpu_map", dict, {})
         context = self._node.context
         target = self._node.targets.resolve(_reference(call.params))
@@ -186,17 +231,30 @@ class Verbs:
                 )
             return self._bring_back(target.key)
 
+        if target.state == TargetState.RUNNING and (
+            promotion := self._node.promotions.resume(target.root_pid, [pid for pid, _ in target.members])
+        ):
+            result = {"name": target.name, "pid": target.pid, "state": target.state, "phases": {}, "bytes": 0}
+            return self._with_promotion(result, promotion, call)
+
         def make() -> Operation:
             notes = self._node.targets.suspended.get(target.key)
             if notes is None:
                 raise RefusedError(
-                    f"{target.name} (process {target.pid}) is not suspended",
+                    f"{target.name} (process {target.pid}) is not suspended, and all of its memory is on the GPU",
                     pid=target.pid,
                     target_state=TargetState.RUNNING,
                 )
-            return Resume(context, ResumeRequest(notes, gpu_map), call.emit)
+            resumed.append(Resume(context, ResumeRequest(notes, gpu_map), call.emit))
+            return resumed[0]
 
-        return self._run("resume", target.root_pid, call, make)
+        resumed: list[Resume] = []
+        result = self._run("resume", target.root_pid, call, make)
+        return self._with_promotion(result, self._promote(resumed[0].promotion), call)
+
+    def _promote(self, notes: Notes | None) -> Promotion | None:
+        """Begin with what has to follow an operation."""
+        return self._node.promotions.start(notes) if notes is not None else None
 
     def migrate(self, call: Call) -> dict[str, Any]:
         """A running target to other GPUs of this machine, in the same processes."""
@@ -246,11 +304,15 @@ class Verbs:
                     target_state=coming.state,
                 )
             request = SwitchRequest(leaving.root_pid, notes, timeout_s, level)
-            return Switch(self._node.context, request, call.emit)
+            switched.append(Switch(self._node.context, request, call.emit))
+            return switched[0]
 
+        switched: list[Switch] = []
         first, second = sorted((leaving.root_pid, coming.root_pid))  # of two switches each waits for the same one first
         with self._node.targets.one_at_a_time(first, "switch"):
-            return self._run("switch", second, call, make)
+            result = self._run("switch", second, call, make)
+        self._promote(switched[0].promotion)
+        return result
 
     def arena(self, call: Call) -> dict[str, Any]:
         arenas = self._node.context.arenas

@@ -115,15 +115,18 @@ class GpuData:
             )
         )
 
-    def create_all(self, earlier: GpuData | None = None) -> None:
+    def create_all(self, earlier: GpuData | None = None, on_host: Mapping[int, int] | None = None) -> None:
         """Take new memory of the same shape on the devices. Of `earlier`, on the same devices, the memories of the same
-        handles are taken over instead; they are this one's then."""
+        handles are taken over instead; they are this one's then. `on_host`: the NUMA nodes (-1: any) of the handles, by
+        index, that get host memory in the place of the device's."""
+        nodes = [_node_here(handle.host_node) for handle in self.handles]
+        for index, node in (on_host or {}).items():
+            nodes[index] = _node_here(max(0, node))
         taken = self._take_over(earlier) if earlier is not None else {}
         self._memories = taken  # released with the rest if what is missing cannot be made
         self._fill(
             lambda device, indices: device.create_memories(
-                [self.handles[index].size for index in indices],
-                [_node_here(self.handles[index].host_node) for index in indices],
+                [self.handles[index].size for index in indices], [nodes[index] for index in indices]
             ),
             taken,
         )

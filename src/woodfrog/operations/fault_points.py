@@ -28,6 +28,7 @@ CHECKPOINT = (
     "end",
 )
 RESTORE = ("survey", "prepare", "allocate", "refill", "extract", "cpu", "control", "return", "verify", "commit")
+PROMOTE = ("survey", "move", "commit")
 SUSPEND = ("survey", "prepare", "quiesce", "handover", "import", "control", "drain", "commit", "end")
 STANDBY = ("survey", "prepare", "allocate", "refill", "extract", "cpu", "control", "connect", "commit")
 TAKE = ("survey", "allocate", "refill", "verify", "commit", "return", "end")
@@ -71,6 +72,7 @@ MIGRATE = (
 PHASES: dict[str, tuple[str, ...]] = {
     "checkpoint": CHECKPOINT,
     "restore": RESTORE,
+    "promote": PROMOTE,
     "standby": STANDBY,
     "take": TAKE,
     "suspend": SUSPEND,

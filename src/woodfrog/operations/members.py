@@ -99,6 +99,10 @@ class Member:
         """`handle` as its agent knows it."""
         return Handle(handle.handle & _OWN, handle.size, self.note.own_ordinal(handle.device), handle.kind)
 
+    def number_of(self, handle: int) -> int:
+        """The number that notes and images have for a handle of this member's agent."""
+        return self._number(handle)
+
     def _number(self, handle: int) -> int:
         if handle > _OWN:
             raise WoodfrogError(f"the agent of process {self.pid} numbers a handle {handle:#x}", pid=self.pid)

@@ -24,8 +24,9 @@ log = logging.getLogger(__name__)
 NOTES_VERSION = 1
 # Levels of a suspend: whether the target's control state leaves the GPU as well.
 WARM, COLD = "warm", "cold"
-# Where the data of a standby process waits: in an arena, or in GPU memory of which the keeper has the descriptors.
-HOLD_HOST, HOLD_DEVICE = "host", "device"
+# Where the data of a standby process waits: in an arena; in GPU memory of which the keeper has the descriptors; or in
+# host memory, likewise, that the process will be mapped to and from which its data is promoted.
+HOLD_HOST, HOLD_DEVICE, HOLD_MAPPED = "host", "device", "mapped"
 # Notes of a million handles are about 40 MB; anything above is not ours.
 MAX_NOTES_BYTES = 256 << 20
 
@@ -84,6 +85,7 @@ class Notes(msgspec.Struct, kw_only=True):
     user: int = -1  # whose data it is
     stop: bool = False
     level: str = COLD  # of a suspended target
+    mode: str = ""  # of a promotion: the restore's
     hold: str = ""  # of a standby process (a suspended target that was restored to wait): where its data is
     store: str = ""
     directory: str = ""  # where an image is being written; CRIU's command line names it
@@ -138,6 +140,11 @@ def suspend_key(pid: int, start_ticks: int) -> str:
 def restore_key(pid: int, operation_id: int) -> str:
     """The record of a restore in progress."""
     return f"restore:{pid}:{operation_id}"
+
+
+def promote_key(pid: int, start_ticks: int) -> str:
+    """The record of a running target of whose memory some lies on host memory as yet."""
+    return f"promote:{pid}:{start_ticks}"
 
 
 def boot_ticks() -> int:

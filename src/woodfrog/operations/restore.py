@@ -7,6 +7,7 @@ chunk is in the store, that the process numbers are free and that the GPU has ro
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import select
@@ -33,8 +34,9 @@ from woodfrog.operations.frozen import FrozenTarget, OnOneTarget
 from woodfrog.operations.history import LastImage
 from woodfrog.operations.limits import PhaseLimits
 from woodfrog.operations.manifest import CONNECTIONS, SHELL_JOB, kind_name
-from woodfrog.operations.notes import HandleNote, MemberNote, Notes, Record, boot_ticks, restore_key
+from woodfrog.operations.notes import HandleNote, MemberNote, Notes, Record, boot_ticks, promote_key, restore_key
 from woodfrog.operations.phases import Beside, Emit, Phase, Runner, Step
+from woodfrog.operations.promote import EAGER, movable
 from woodfrog.operations.rings import take_rings
 from woodfrog.operations.space import Space
 from woodfrog.target import limits as target_limits
@@ -55,12 +57,13 @@ KEPT_LOG = "criu-restore.log"
 
 @dataclass(frozen=True)
 class RestoreRequest:
-    """What was asked for. `gpu_map`: UUIDs in the image → UUIDs here, 32 hex digits."""
+    """What was asked for. `gpu_map`: UUIDs in the image → UUIDs here, 32 hex digits. `mode`: one of promote.MODES."""
 
     image: str
     store: str = ""
     gpu_map: dict[str, str] = field(default_factory=dict)
     verify: bool = False
+    mode: str = EAGER
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,7 @@ class Restore(OnOneTarget):
 
     _operation = "restore"
     _data_on_gpu = True  # once it is done
+    _waits = False  # it does not run then
 
     def __init__(self, context: Context, request: RestoreRequest, emit: Emit | None = None) -> None:
         self._context = context
@@ -109,6 +113,8 @@ class Restore(OnOneTarget):
         self._control_files: RestoredFiles | None = None
         self._work: Path | None = None
         self._restored = False  # the tree is there
+        self._on_host: dict[int, int] = {}  # the NUMA nodes of handles, by index, that are to be promoted
+        self._promoting: Record | None = None
 
     def run(self) -> dict[str, Any]:
         """Do it; the result as `daemon.sock` carries it. Raises a WoodfrogError; then nothing of the target is left."""
@@ -167,6 +173,8 @@ class Restore(OnOneTarget):
         if self._notes.gpu_pairs:
             features.require("gpu_remap", "restoring onto other GPUs than the image's")
         self._data = GpuData(context.devices, self._notes.handles, self._notes.devices)
+        if request.mode != EAGER:
+            self._on_host = self._plan_host(manifest)
         self._require_room(manifest)
 
     def _prepare(self) -> None:
@@ -228,18 +236,41 @@ class Restore(OnOneTarget):
         assert self._plan is not None
         assert self._notes is not None
         target_limits.require_open_files(2 * len(manifest.handles))
-        room.require_host(manifest.cpu_bytes, "the restored process", manifest.gpu_pid)
+        hosted_bytes = sum(self._notes.handles[index].size for index in self._on_host)
+        room.require_host(manifest.cpu_bytes + hosted_bytes, "the restored process", manifest.gpu_pid)
         simulated = manifest.driver.simulated
         processes = max(1, len(manifest.gpu_processes))
         needed = {uuid: processes * room.gpu_control_state_bytes(simulated) for uuid in self._plan.gpu_map.values()}
         for part in self._data.parts if self._data_on_gpu else ():
             needed[self._notes.devices[part.device]] += part.size_bytes
+        for index in self._on_host if self._waits else ():  # it is promoted when somebody takes it
+            handle = self._notes.handles[index]
+            needed[self._notes.devices[handle.device]] -= handle.size
         for uuid, size in needed.items():
             room.require_gpu(self._context.devices.by_uuid(uuid), size, "the restored target")
 
+    def _plan_host(self, manifest: Manifest) -> dict[int, int]:
+        """What goes to host memory first: the nodes by the handles' indices. All the rest is filled on the GPU."""
+        assert self._notes is not None
+        if manifest.kind != "managed":
+            raise RefusedError(
+                f"{self._opened.reference} was written the driver's way: its data is part of what the driver restores, "
+                "and cannot follow later",
+                advice="restore it with --mode eager",
+            )
+        devices, uuids = self._context.devices, self._notes.devices
+        return {
+            index: devices.node_of(uuids[self._notes.handles[index].device]) for index in movable(self._notes.handles)
+        }
+
+    @property
+    def promotion(self) -> Notes | None:
+        """What is to be promoted once the target runs."""
+        return self._promotion_notes() if self._on_host else None
+
     def _allocate(self) -> None:
         assert self._data is not None
-        self._data.create_all()
+        self._data.create_all(on_host=self._on_host)
 
     def _refill(self) -> None:
         assert self._data is not None
@@ -306,8 +337,28 @@ class Restore(OnOneTarget):
         assert self._data is not None
         target = self._target
         if target.notes.managed:
+            if self._on_host:
+                self._require_agents()
             target.fds = self._data.export_all()
             target.return_memory()
+            if self._on_host:
+                for member in target.members:
+                    member.link().follow_access(True)
+
+    def _require_agents(self) -> None:
+        """What lies on host memory must not have to stay there: images may be older than promotion."""
+        for member in self._target.members:
+            try:
+                member.link().hosted().close()
+            except WoodfrogError as failure:
+                if failure.details.get("status") != "bad_message":
+                    raise
+                raise RefusedError(
+                    f"{self._opened.reference} is of a process whose interposer is older than restores in the mode "
+                    f"{self._request.mode!r}",
+                    advice="restore it with --mode eager",
+                    pid=member.pid,
+                ) from failure
 
     def _verify(self) -> None:
         """What the target is about to run on, hashed again in HBM and compared with the manifest."""
@@ -324,8 +375,11 @@ class Restore(OnOneTarget):
         # What is needed afterwards is looked up before: once the target runs, nothing here may fail and end it again.
         stats = self._opened.manifest.stats
         last = LastImage(self._opened.reference, stats.gpu.new, stats.cpu.new)
-        self._target.return_and_resume()
         notes = self._target.notes
+        if self._on_host:  # a daemon that finds this goes on with the promotion
+            self._promoting = Record(self._context.keeper, promote_key(notes.pid, notes.start_ticks))
+            self._promoting.keep(self._promotion_notes(), [])
+        self._target.return_and_resume()
         self._context.history.record(notes.pid, notes.start_ticks, self._store_url, last)
 
     # ── undo and the rest ───────────────────────────────────────────────────────────────────────────────────────
@@ -334,8 +388,14 @@ class Restore(OnOneTarget):
         assert self._notes is not None
         end_tree(self._context, self._notes.root_pid, self._restored)
         self._restored = False
-        if self._record is not None:
-            self._record.drop()
+        for record in (self._record, self._promoting):
+            if record is not None:
+                record.drop()
+
+    def _promotion_notes(self) -> Notes:
+        notes = copy.copy(self._target.notes)
+        notes.operation, notes.handles, notes.mode = "promote", [], self._request.mode
+        return notes
 
     def _release_data(self) -> None:
         if self._data is not None:
@@ -406,6 +466,7 @@ class Restore(OnOneTarget):
             "bytes": self._plan.gpu_bytes,
             "cpu_bytes": self._plan.cpu_bytes,
             "verified": self._request.verify,
+            "mode": self._request.mode,
             "warnings": self._plan.warnings,
         }
 

@@ -23,9 +23,10 @@ from woodfrog.operations.frozen import LOCK_TIMEOUT_S, FrozenTarget, settled_sta
 from woodfrog.operations.lent import LentMemory
 from woodfrog.operations.limits import PhaseLimits
 from woodfrog.operations.members import Member, side_by_side
-from woodfrog.operations.notes import HOLD_DEVICE, WARM, Notes, Record, suspend_key
+from woodfrog.operations.notes import COLD, HOLD_DEVICE, HOLD_MAPPED, WARM, Notes, Record, promote_key, suspend_key
 from woodfrog.operations.phases import Beside, Emit, Phase, Runner, Step
 from woodfrog.operations.placement import Placement
+from woodfrog.operations.promote import MAPPED, ORDERED, movable
 from woodfrog.operations.space import Space
 
 log = logging.getLogger(__name__)
@@ -34,10 +35,11 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class ResumeRequest:
     """What was asked for: the notes of the suspended target, and which of its GPUs becomes which (as people write it,
-    placement.resolve)."""
+    placement.resolve). `mode`: of one whose data is to be promoted."""
 
     notes: Notes
     gpu_map: dict[str, str] = field(default_factory=dict)
+    mode: str = ""
 
 
 class Resume:
@@ -69,6 +71,9 @@ class Resume:
         self._data = GpuData(context.devices, notes.handles, notes.devices)
         self._spaces = spaces_of(context, notes)
         self._target.lent = loan_of(context, notes, self._spaces)
+        self._is_held = notes.hold in (HOLD_DEVICE, HOLD_MAPPED)  # the keeper has descriptors of its data
+        self._on_host = movable(notes.handles) if notes.hold == HOLD_MAPPED else []
+        self._mode = ORDERED if request.mode == ORDERED else MAPPED
 
     def _place(self, notes: Notes, gpu_map: dict[str, str]) -> None:
         if notes.level == WARM:
@@ -156,8 +161,10 @@ class Resume:
         needed = dict.fromkeys(notes.devices.values(), control_bytes)
         for uuid in [] if warm else list(needed)[:1]:
             needed[uuid] += notes.driver_bytes  # on which of them is not known
-        for part in self._data.parts if notes.hold != HOLD_DEVICE else ():
+        for part in self._data.parts if not self._is_held else ():
             needed[notes.devices[part.device]] += part.size_bytes
+        for index in self._on_host:
+            needed[notes.devices[notes.handles[index].device]] += notes.handles[index].size
         return needed
 
     @property
@@ -193,7 +200,7 @@ class Resume:
     def _allocate(self) -> None:
         if self._target.lent is not None:
             return  # the driver makes it, and lends it
-        if self._target.notes.hold == HOLD_DEVICE:
+        if self._is_held:
             notes_fd, *self._target.fds = self._context.keeper.fetch(self._record.key)
             os.close(notes_fd)
             return
@@ -204,7 +211,7 @@ class Resume:
         data, target = self._data, self._target
         if target.lent is not None:
             return
-        if data.parts and target.notes.hold != HOLD_DEVICE:
+        if data.parts and not self._is_held:
             progress = data.new_progress()
             with self.runner.counting(self._prefix + "refill", progress):
                 data.refill(self._context.arenas, [self._spaces[part.device] for part in data.parts], progress)
@@ -241,9 +248,28 @@ class Resume:
         """Nothing to do: both halves are there, and from here the way is forward."""
 
     def _return(self) -> None:
-        if self._target.lent is not None:
-            self._target.restore_driver()
-        self._target.return_and_resume()
+        target = self._target
+        if target.lent is not None:
+            target.restore_driver()
+        if self._on_host:  # a daemon that finds this goes on with the promotion
+            notes = self._promotion_notes()
+            target.return_memory()
+            for member in target.members:
+                member.link().follow_access(True)
+            promoting = Record(self._context.keeper, promote_key(notes.pid, notes.start_ticks))
+            promoting.keep(notes, [])
+        target.return_and_resume()
+
+    @property
+    def promotion(self) -> Notes | None:
+        """What is to be promoted once it runs."""
+        return self._promotion_notes() if self._on_host else None
+
+    def _promotion_notes(self) -> Notes:
+        notes = copy.copy(self._target.notes)
+        notes.operation, notes.handles, notes.mode = "promote", [], self._mode
+        notes.level, notes.hold, notes.extents = COLD, "", []
+        return notes
 
     def _end(self) -> None:
         """The target runs on its own memory: the suspended data and the records may go. Safe to repeat."""
@@ -265,7 +291,7 @@ class Resume:
     def digests(self, chunk_bytes: int) -> bytes:
         """Of its memory as it lies in HBM now, before it is returned."""
         data = self._data
-        if self._target.notes.hold == HOLD_DEVICE:
+        if self._is_held:
             data.import_all(self._target.fds)
         progress = data.new_progress()
         with self.runner.counting(self._prefix + "verify", progress):

@@ -8,6 +8,7 @@ is closed. Its data waits in the host arena, or in GPU memory of which the keepe
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from itertools import accumulate, groupby
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,9 @@ from woodfrog.image.manifest import DIGEST_BYTES
 from woodfrog.operations import room
 from woodfrog.operations.context import Arenas, Context
 from woodfrog.operations.data import LOCATION_BYTES, DevicePart, GpuData, JointProgress, copy_threads
-from woodfrog.operations.notes import HOLD_DEVICE, WARM, ExtentNote, Record, suspend_key
+from woodfrog.operations.notes import HOLD_HOST, HOLD_MAPPED, WARM, ExtentNote, Record, suspend_key
 from woodfrog.operations.phases import Beside, Emit, Phase, Step
+from woodfrog.operations.promote import MAPPED
 from woodfrog.operations.restore import Restore, RestoreRequest
 from woodfrog.operations.space import ALIGNMENT_BYTES, Space
 
@@ -31,11 +33,14 @@ class Standby(Restore):
     """One process for the pool; use once. `hold` says where its data is to wait."""
 
     _operation = "standby"
+    _waits = True
 
     def __init__(self, context: Context, request: RestoreRequest, hold: str, emit: Emit | None = None) -> None:
+        if hold == HOLD_MAPPED:
+            request = replace(request, mode=MAPPED)
         super().__init__(context, request, emit)
         self._hold = hold
-        self._data_on_gpu = hold == HOLD_DEVICE
+        self._data_on_gpu = hold != HOLD_HOST
         self._kept: Record | None = None
 
     def _steps(self) -> list[Step]:
@@ -124,6 +129,8 @@ class Standby(Restore):
                     advice="restore the image the ordinary way; see daemon.log in the runtime directory",
                     pid=member.pid,
                 )
+        if self._on_host:
+            self._require_agents()
 
     def _commit(self) -> None:
         assert self._data is not None

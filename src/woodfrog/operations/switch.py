@@ -80,6 +80,11 @@ class Switch:
         return self._suspend.frozen_target
 
     @property
+    def promotion(self) -> Notes | None:
+        """What of the one that came is to be promoted now that it runs."""
+        return self._resume.promotion
+
+    @property
     def frozen_incoming(self) -> FrozenTarget | None:
         """The one that was to come, likewise."""
         return self._resume.frozen_target

@@ -17,6 +17,7 @@ from woodfrog.operations.history import LastImage
 from woodfrog.operations.limits import PhaseLimits
 from woodfrog.operations.notes import Notes
 from woodfrog.operations.phases import Emit, Phase, Runner, Step
+from woodfrog.operations.promote import EAGER
 from woodfrog.operations.resume import Resume, ResumeRequest
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class TakeRequest:
     manifest: Manifest
     store_url: str
     verify: bool = False
+    mode: str = ""
 
 
 class Take:
@@ -40,12 +42,17 @@ class Take:
         self._context = context
         self._request = request
         self.runner = Runner("take", emit)
-        self._resume = Resume(context, ResumeRequest(request.notes), runner=self.runner)
+        self._resume = Resume(context, ResumeRequest(request.notes, mode=request.mode), runner=self.runner)
 
     @property
     def frozen_target(self) -> FrozenTarget | None:
         """For the table of those that could not be brought back."""
         return self._resume.frozen_target
+
+    @property
+    def promotion(self) -> Notes | None:
+        """What is to be promoted once it runs."""
+        return self._resume.promotion
 
     def run(self) -> dict[str, Any]:
         """Do it; the result as `daemon.sock` carries it, that of a restore. Raises a WoodfrogError; the process then
@@ -93,5 +100,6 @@ class Take:
             "cpu_bytes": manifest.cpu_bytes,
             "verified": self._request.verify,
             "standby": notes.hold,
+            "mode": self.promotion.mode if self.promotion else EAGER,
             "warnings": [],
         }

@@ -56,7 +56,7 @@ def remove(tier: Tier, references: Sequence[str], lock: Hold) -> None:
             _write_mark(tier, name, number)
     fault_point("store.remove.marked")
     lock.check()
-    tier.delete([keys.manifest_of(reference) for reference in references])
+    tier.delete([key_of(reference) for key_of in (keys.profile_of, keys.manifest_of) for reference in references])
     fault_point("store.remove.deleted")
 
 

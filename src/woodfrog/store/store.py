@@ -120,6 +120,26 @@ class Store:
             lock.release()
             raise
 
+    def read_profile(self, reference: str) -> bytes | None:
+        """What `write_profile` left beside NAME@NUMBER, None for nothing. BadImageError when it is too large."""
+        return self._tier.get(keys.profile_of(self.resolve(reference)), keys.PROFILE_MAX_BYTES)
+
+    def write_profile(self, reference: str, data: bytes, *, wait_s: float = LOCK_WAIT_S) -> bool:
+        """Note something beside an image, in place of what was noted before; it goes with the image. False, and nothing
+        is written, if there is no such image."""
+        if len(data) > keys.PROFILE_MAX_BYTES:
+            raise UsageError(f"a profile of {len(data)} bytes is larger than {keys.PROFILE_MAX_BYTES}")
+        lock = self._holds.take("write a profile", wait_s)
+        try:
+            exact = self.resolve(reference)
+            if exact not in [entry.reference for entry in self.list(names.parse_reference(exact)[0])]:
+                return False
+            with space.telling_full(self._tier.spool):
+                self._tier.replace(keys.profile_of(exact), data)
+            return True
+        finally:
+            lock.release()
+
     def remove(self, reference: str, *, wait_s: float = LOCK_WAIT_S) -> str:
         """Delete one image's manifest (a bare name: UsageError, unless it has just one image) and return its full
         reference. The bytes go with the next `prune`. RefusedError while somebody reads or writes in the store for

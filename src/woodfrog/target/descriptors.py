@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 
+SCM_MAX_FD = 253  # in one packet: include/net/scm.h
+
 
 class Descriptors:
     """An owned list of descriptors. Use it in a `with`, or call `close`; `take` hands the ownership on."""

@@ -28,9 +28,10 @@ from woodfrog.errors import (
     WoodfrogError,
 )
 from woodfrog.target import wire
-from woodfrog.target.descriptors import Descriptors
+from woodfrog.target.descriptors import SCM_MAX_FD, Descriptors
+from woodfrog.target.hosted import Hosted, Named
 from woodfrog.target.identity import Identity, ProcessHandle
-from woodfrog.target.memory import Exported, Handle, Survey, survey_of
+from woodfrog.target.memory import Exported, Handle, Survey, handle_batches, survey_of
 from woodfrog.target.tracking import Tracked
 
 Collector = Callable[[wire.Message], None]
@@ -40,7 +41,6 @@ _ANSWER_GRACE_S = 10.0
 _DEFAULT_TIMEOUT_S = 60.0
 _HELLO_TIMEOUT_S = 5.0
 
-_SCM_MAX_FD = 253  # include/net/scm.h
 CUDA_ERROR_DEINITIALIZED = 4  # cuda.h
 # native/wire/wire.h WF_HELD_…
 _HELD_IDLE, _HELD_CAPTURING, _HELD_SUBMITTED_SHIFT, _HELD_WAITING_SHIFT = 1, 2, 8, 32
@@ -230,25 +230,41 @@ class AgentLink:
 
         Allowed only while the driver has the target unlocked. `fds[k]` is the memory of `handles[k]`.
         """
-        if len(handles) != len(fds):
-            raise ValueError(f"{len(handles)} handles and {len(fds)} descriptors")
-        numbers = {name: number for number, name in wire.tables().kinds.items()}
-        step = min(wire.tables().max_entries, _SCM_MAX_FD)
-        starts = range(0, len(handles), step) or range(1)
-        batches = [
-            wire.Message(
-                "return_batch",
-                0,
-                last=start == starts[-1],
-                entries=[
-                    {"handle": one.handle, "size": one.size_bytes, "device": one.device, "kind": numbers[one.kind]}
-                    for one in handles[start : start + step]
-                ],
-                fds=list(fds[start : start + step]),
-            )
-            for start in starts
-        ]
-        self._exchange("return_batch", batches, timeout_s=timeout_s)
+        self._exchange("return_batch", handle_batches("return_batch", handles, fds), timeout_s=timeout_s)
+
+    def hosted(self, timeout_s: float = _DEFAULT_TIMEOUT_S) -> Hosted:
+        """Device memory of the target that lies on host memory as yet, with descriptors of that. In any state."""
+        hosted = Hosted()
+        try:
+            self._command("hosted", timeout_s=timeout_s, collect=hosted.add)
+            hosted.check()
+        except wire.WireError as error:
+            hosted.close()
+            raise self._broken(error) from None
+        except BaseException:
+            hosted.close()
+            raise
+        return hosted
+
+    def follow_access(self, on: bool, timeout_s: float = _DEFAULT_TIMEOUT_S) -> None:
+        """At rest: note which memory on the host launches name. `on` False, in any state: stop that."""
+        self._command("follow_access", {"on": int(on)}, timeout_s=timeout_s)
+
+    def accessed(self, timeout_s: float = _DEFAULT_TIMEOUT_S) -> list[int]:
+        """The handles that launches have named since `follow_access` began, in the order of first use."""
+        named = Named("accessed_batch")
+        self._command("accessed", timeout_s=timeout_s, collect=named.add)
+        return named.handles
+
+    def replace_memory(
+        self, handles: Sequence[Handle], fds: Sequence[int], timeout_s: float = _DEFAULT_TIMEOUT_S
+    ) -> list[int]:
+        """While it is quiesced: `fds[k]`, device memory with the contents of the host memory behind `handles[k]`, takes
+        its place. The handles that were replaced; others were freed meanwhile, or may not be moved."""
+        replaced = Named("replaced_batch")
+        batches = handle_batches("replace_batch", handles, fds)
+        self._exchange("replace_batch", batches, timeout_s=timeout_s, collect=replaced.add)
+        return replaced.handles
 
     def resume(self, timeout_s: float = _DEFAULT_TIMEOUT_S) -> int:
         """Open the gate; how many bytes of the memory offered for the control state the driver had taken."""
@@ -391,7 +407,7 @@ class AgentLink:
         self._socket.settimeout(max(0.001, deadline - time.monotonic()))
         limit = wire.tables().max_message
         data, ancillary, flags, _ = self._socket.recvmsg(
-            limit, socket.CMSG_SPACE(_SCM_MAX_FD * array.array("i").itemsize), socket.MSG_CMSG_CLOEXEC
+            limit, socket.CMSG_SPACE(SCM_MAX_FD * array.array("i").itemsize), socket.MSG_CMSG_CLOEXEC
         )
         fds = Descriptors(_passed(ancillary))
         try:

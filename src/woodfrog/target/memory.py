@@ -6,10 +6,11 @@ other. Owns descriptors, never memory.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from woodfrog.target import wire
-from woodfrog.target.descriptors import Descriptors
+from woodfrog.target.descriptors import SCM_MAX_FD, Descriptors
 
 # Caps on what one target may claim. 2^20 handles of 2 MiB are 2 TiB, more than any machine's GPUs hold.
 MAX_HANDLES = 1 << 20
@@ -98,7 +99,7 @@ class Exported:
     def add(self, message: wire.Message) -> None:
         """Take an export or mapping batch over, its descriptors included, or raise WireError and take nothing."""
         if message.type == "export_batch":
-            handles = [_handle(entry) for entry in message.entries]
+            handles = [handle_of(entry) for entry in message.entries]
             if len(handles) != len(message.fds):
                 raise wire.WireError(f"{len(handles)} handles came with {len(message.fds)} descriptors")
             if len(self.handles) + len(handles) > MAX_HANDLES:
@@ -172,8 +173,31 @@ def survey_of(message: wire.Message) -> Survey:
     )
 
 
-def _handle(entry: wire.Values) -> Handle:
+def handle_of(entry: wire.Values) -> Handle:
+    """A `handle` entry, checked; WireError."""
     return Handle(entry["handle"], _size(entry["size"]), _device(entry["device"]), _kind(entry["kind"]))
+
+
+def handle_batches(name: str, handles: Sequence[Handle], fds: Sequence[int]) -> list[wire.Message]:
+    """`handles` with their descriptors in packets of as many as fit; at least one, which may be empty."""
+    if len(handles) != len(fds):
+        raise ValueError(f"{len(handles)} handles and {len(fds)} descriptors")
+    numbers = {name: number for number, name in wire.tables().kinds.items()}
+    step = min(wire.tables().max_entries, SCM_MAX_FD)
+    starts = range(0, len(handles), step) or range(1)
+    return [
+        wire.Message(
+            name,
+            0,
+            last=start == starts[-1],
+            entries=[
+                {"handle": one.handle, "size": one.size_bytes, "device": one.device, "kind": numbers[one.kind]}
+                for one in handles[start : start + step]
+            ],
+            fds=list(fds[start : start + step]),
+        )
+        for start in starts
+    ]
 
 
 def _mapping(entry: wire.Values) -> Mapping:

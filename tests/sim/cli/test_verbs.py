@@ -206,3 +206,18 @@ def test_ctrl_c_takes_a_checkpoint_back_and_the_target_runs_on(
     assert "interrupted" in err
     assert product.images() == []
     stepper.check_runs_right()
+
+
+def test_a_mapped_restore_is_told_of_and_waited_for(product: Product, woodfrog: Woodfrog) -> None:
+    stepper = product.run("--idle-kib", "4096", name="walker")
+    product.checkpoint(stepper, stop=True)
+    shown = woodfrog("restore", "walker", "--mode", "mapped", "--wait")
+    assert "moved to the GPU in" in shown.out, shown
+    restored = product.restored({"root_pid": stepper.pid}, stepper.log)
+    restored.wait_steps(2)
+    assert woodfrog("resume", "walker").code == ExitCode.REFUSED
+    told = woodfrog("checkpoint", "walker", "--stop", "--json").json
+    details = woodfrog("restore", told["image"], "--mode", "ordered", "--json").json
+    assert (details["mode"], details["promotion"]["state"]) in (("ordered", "running"), ("ordered", "complete"))
+    assert woodfrog("restore", "walker", "--mode", "lazy").code == ExitCode.USAGE
+    product.restored({"root_pid": stepper.pid}, stepper.log).check_runs_right()

@@ -14,6 +14,7 @@
 //     record ADDRESS WORDS SEED  a graph of that launch, in place of the last one that was recorded
 //     replay                     launches that graph
 //     show ADDRESS SIZE FILE     its contents, appended to FILE
+//     ask ADDRESS                what the driver tells of it: memory type, device, mapped, base, size, free memory
 //     end                        exits 0
 // Any failure of a driver call is answered by "error NAME", and changes nothing else.
 #include "orders.hpp"
@@ -152,6 +153,26 @@ std::string obey(const std::string &line) {
         std::ofstream(path, std::ios::binary | std::ios::app)
             .write(reinterpret_cast<const char *>(bytes.data()), static_cast<std::streamsize>(size));
         return told(result);
+    }
+    if (verb == "ask") {
+        words >> std::hex >> address;
+        unsigned type = 0;
+        int device = -1;
+        bool mapped = false;
+        CUdeviceptr base = 0;
+        size_t bytes = 0, free = 0, total = 0;
+        CUresult result = cuPointerGetAttribute(&type, CU_POINTER_ATTRIBUTE_MEMORY_TYPE, address);
+        if (result == CUDA_SUCCESS)
+            result = cuPointerGetAttribute(&device, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL, address);
+        if (result == CUDA_SUCCESS)
+            result = cuPointerGetAttribute(&mapped, CU_POINTER_ATTRIBUTE_MAPPED, address);
+        if (result == CUDA_SUCCESS)
+            result = cuMemGetAddressRange(&base, &bytes, address);
+        if (result == CUDA_SUCCESS)
+            result = cuMemGetInfo(&free, &total);
+        char text[160];
+        std::snprintf(text, sizeof(text), "%u %d %d %llx %zu %zu", type, device, mapped ? 1 : 0, base, bytes, free);
+        return told(result, text);
     }
     return "error unknown order";
 }
