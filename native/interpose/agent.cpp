@@ -449,7 +449,7 @@ class Agent {
         Outcome outcome = replacing_;
         replacing_ = Outcome{};
         // Memory is missing where the application has some: the gate must not open.
-        if (state_ == State::quiesced && missing_handles() != 0)
+        if (state_ == State::quiesced && missing_handles(Inventory()) != 0)
             state_ = State::released;
         return answer(packet, outcome, began);
     }

@@ -268,8 +268,20 @@ Outcome Return::take(const wire::Handle &handle, int fd) {
     return map_owned(*owned);
 }
 
+size_t missing_handles(const Inventory &inventory) {
+    std::lock_guard lock(memory().mutex);
+    size_t missing = 0;
+    for (const Owned &owned : inventory.all()) {
+        bool complete = owned.physical->present && (owned.block == nullptr || owned.block->mapped);
+        for (const VirtualMapping *mapping : owned.mappings)
+            complete = complete && mapping->present;
+        missing += complete ? 0 : 1;
+    }
+    return missing;
+}
+
 Outcome Return::finish() {
-    if (const size_t missing = missing_handles(); missing != 0) {
+    if (const size_t missing = missing_handles(inventory_); missing != 0) {
         char text[96];
         snprintf(text, sizeof(text), "%zu handles were not returned", missing);
         return {wire::Status::bad_message, CUDA_SUCCESS, missing, text};
@@ -279,18 +291,6 @@ Outcome Return::finish() {
     host_goes_on();
     ipc_memory_is_back();
     return {};
-}
-
-size_t Return::missing_handles() const {
-    std::lock_guard lock(memory().mutex);
-    size_t missing = 0;
-    for (const Owned &owned : inventory_.all()) {
-        bool complete = owned.physical->present && (owned.block == nullptr || owned.block->mapped);
-        for (const VirtualMapping *mapping : owned.mappings)
-            complete = complete && mapping->present;
-        missing += complete ? 0 : 1;
-    }
-    return missing;
 }
 
 } // namespace woodfrog::interpose

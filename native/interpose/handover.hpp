@@ -30,6 +30,9 @@ Outcome export_memory(const SendHandles &send_handles, const SendMappings &send_
 // given up: when a failure leaves it false the process is as before.
 Outcome release_memory(bool *changed);
 
+// How many handles are not there, or not mapped where they belong.
+size_t missing_handles(const Inventory &inventory);
+
 // Memory on its way back, from the first packet of handles to the last. While it lives the tables must not change.
 class Return {
   public:
@@ -39,7 +42,6 @@ class Return {
     Outcome finish();
 
   private:
-    size_t missing_handles() const;
     Inventory inventory_;
     DeviceScope current_;
 };
