@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # One session of tests and benchmarks on a machine with a GPU, from a bare checkout to results, under a time budget.
 #
-#   STAGES="build machine doctor smoke matrix data_path cycle overhead incremental shadow concurrent switch coldstart driver_path handover sharing trace store multi_gpu" BUDGET_S=570 OUT=folder bash bench/gpu_session.sh
+#   STAGES="build machine doctor smoke matrix data_path cycle overhead incremental shadow concurrent switch coldstart driver_path handover sharing trace store multi_gpu multi_gpu_tp multi_gpu_share" BUDGET_S=570 OUT=folder bash bench/gpu_session.sh
 #
 # It installs woodfrog from this checkout into a virtual environment that sees the machine's own Python packages;
 # missing packages may be carried as wheels in .carry/wheels, CRIU's prefix and an S3 server in .carry/tools.tar.xz
@@ -263,6 +263,8 @@ for name in $stages; do
         concurrent) bench concurrent_drain 480 80 ;;
         switch) bench switch 300 60 ;;
         multi_gpu) bench multi_gpu 300 30 ;;
+        multi_gpu_tp) bench multi_gpu 200 30 --program tp_generate ;;
+        multi_gpu_share) bench multi_gpu 200 30 --program share_tensors ;;
         coldstart) bench coldstart 300 20 ;;
         driver_path) bench driver_path 330 80 ;;
         handover) bench handover 80 20 ;;

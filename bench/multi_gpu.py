@@ -1,31 +1,26 @@
-"""Two ranks of a NCCL job on two GPUs: what a checkpoint of the whole job costs, and whether it trains on unchanged.
+"""A job on several GPUs: what a checkpoint of the whole job costs, and whether it goes on unchanged.
 
-Data-parallel training (targets/train_ddp.py, NCCL_NVLS_ENABLE=0) runs once undisturbed; then under
-woodfrog with checkpoints in mid-training (without and with the CPU side), suspend and resume, and stop + restore; each
-rank's losses must be bitwise those of the undisturbed run. At last the driver's own checkpoint of the same job, without
-woodfrog. Every step has a time limit of its own; what fails is a row with its reason, and the rest goes on.
+`--program`: data-parallel training (train_ddp, the default), tensor-parallel generation (tp_generate), or CUDA tensors
+passed between processes (share_tensors); NCCL with NCCL_NVLS_ENABLE=0. It runs once undisturbed; then under woodfrog
+with ten checkpoints in the middle (and one without the CPU side), suspend and resume, and stop and restore; where there
+are several GPUs also restored and resumed with all of them exchanged, and migrated. Each rank's steps must be bitwise
+those of the undisturbed run. The driver's own checkpoint of the training, without woodfrog, is tried as well. Every
+step has a time limit of its own; what fails is a row with its reason, and the rest goes on.
 """
 
 from __future__ import annotations
 
-import itertools
-import json
-import os
-import signal
-import socket
 import statistics
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
+from contextlib import ExitStack
 from typing import Any
 
-import psutil
-
 import harness
-from target_process import TARGETS
+import target_process
 
 GOALS = {
     "stall_over_control_floor": "≤ 1.25",
@@ -33,18 +28,19 @@ GOALS = {
     "busbw_ratio": "≥ 0.99",
     "train_ratio": "≥ 0.998",
 }
+QUICK = {
+    "train_ddp": ["--width=128", "--layers=2", "--batch=2", "--sequence=32"],
+    "tp_generate": ["--width=256", "--layers=2", "--batch=2", "--length=32"],
+    "share_tensors": ["--words=65536", "--pace-ms=20"],
+}
 MOST_STEPS = 100_000  # a job ends when it is ended
 NCCL = {
     "NCCL_NVLS_ENABLE": "0",
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     "TORCH_NCCL_ENABLE_MONITORING": "0",
     "OMP_NUM_THREADS": "4",
-    # CRIU cannot save an io_uring. libuv has one whatever UV_USE_IO_URING says, and torchrun's own process has a store
-    # on libuv that cannot be had otherwise; so the ranks are started without it, with a store of the plain kind.
-    "USE_LIBUV": "0",
-    "MASTER_ADDR": "127.0.0.1",
+    "USE_LIBUV": "0",  # CRIU cannot save an io_uring, which libuv has
 }
-LAUNCHER = 'n=$1; shift; for ((r = 0; r < n; r++)); do RANK=$r LOCAL_RANK=$r WORLD_SIZE=$n "$@" & done; wait'
 DRIVER_ALONE = """
 import sys, threading, time
 from woodfrog.driver.process import DriverProcess
@@ -111,113 +107,60 @@ def limited(seconds: float, work: Callable[[], Any]) -> Any:
     return result[0]
 
 
-def _free_port() -> int:
-    """A TCP port that nobody has at the moment."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
-
-
 class Job:
-    """One launcher with its ranks' logs."""
+    """One job with its ranks' logs; `run` is it as a target. Ended by `end`."""
 
     def __init__(self, label: str, arguments: Any, *, managed: bool) -> None:
-        self.log = arguments.work / f"{label}.jsonl"
-        self.output = arguments.work / f"{label}.out"
-        self.ranks = arguments.ranks
-        for rank in range(self.ranks):
-            Path(f"{self.log}.{rank}").unlink(missing_ok=True)
-        self.output.unlink(missing_ok=True)
-        argv = [
-            "bash", "-c", LAUNCHER, "launcher", str(self.ranks), sys.executable,
-            str(TARGETS / "train_ddp.py"), "--steps", str(MOST_STEPS), *arguments.target,
-        ]  # fmt: skip
-        environment = {**os.environ, **NCCL, "TRAIN_DDP_LOG": str(self.log), "MASTER_PORT": str(_free_port())}
-        if managed:
-            import woodfrog
+        self._stack = ExitStack()
+        # A program that starts its processes itself is one target with one log.
+        alone = arguments.program == "share_tensors"
+        options = ["--steps", str(MOST_STEPS), *arguments.target]
+        options += ["--workers", str(max(1, arguments.ranks - 1))] if alone else []
+        start = target_process.interposed if managed else target_process.plain
+        ranks = 0 if alone else arguments.ranks
+        context = start(arguments.program, options, arguments.work, label, NCCL, ranks=ranks)
+        self.run: target_process.TargetRun = self._stack.enter_context(context)
+        self.turn = 0  # how far its GPUs are from where they were
 
-            self.handle: Any = woodfrog.run(argv, name=f"{label}-{os.getpid()}", env=environment, log=self.output)
-            self.pid = self.handle.pid
-        else:
-            with self.output.open("wb") as file:
-                self.pid = subprocess.Popen(
-                    argv, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=environment,
-                    start_new_session=True,
-                ).pid  # fmt: skip
-
-    def lines(self, rank: int) -> list[dict[str, Any]]:
-        path = Path(f"{self.log}.{rank}")
-        return (
-            [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")] if path.exists() else []
-        )
-
-    def values(self, rank: int) -> dict[int, str]:
-        return {line["step"]: line["value"] for line in self.lines(rank) if "step" in line}
+    @property
+    def logs(self) -> list[target_process.Log]:
+        log = self.run.log
+        return log.parts if isinstance(log, target_process.Logs) else [log]
 
     def last_step(self) -> int:
-        return min(max(self.values(rank), default=0) for rank in range(self.ranks))
-
-    def start_of(self, rank: int) -> dict[str, Any]:
-        return next((line for line in self.lines(rank) if "start" in line), {})
+        self.run.log.read()
+        return int(self.run.log.last_step)
 
     def pids(self) -> list[int]:
-        return [self.start_of(rank)["pid"] for rank in range(self.ranks)]
+        return [log.start["pid"] for log in self.logs if log.start]
 
     def step_s(self) -> float:
         """Median seconds between rank 0's steps."""
-        times = [line["time"] for line in self.lines(0) if "step" in line]
-        return statistics.median(later - earlier for earlier, later in itertools.pairwise(times[2:]))
+        return statistics.median(self.logs[0].step_times_s(2))
 
     def reach(self, step: int, limit_s: float) -> None:
-        end_s = time.monotonic() + limit_s
-        while self.last_step() < step:
-            if not self.alive:
-                raise LimitError(f"the job ended: {self.tail()}")
-            if time.monotonic() > end_s:
-                raise LimitError(
-                    f"step {step} not reached within {limit_s:g} s, it is at {self.last_step()}: {self.tail()}"
-                )
-            time.sleep(0.05)
+        self.run.wait_step(step, limit_s)
 
     def go_on(self, limit_s: float = 30.0) -> None:
-        self.reach(self.last_step() + 3, limit_s)
+        self.run.wait_more_steps(3, limit_s)
 
-    @property
-    def alive(self) -> bool:
-        try:
-            return psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            return False
-
-    def tail(self) -> str:
-        return self.output.read_text(errors="replace")[-1500:] if self.output.exists() else ""
+    def next_gpus(self, count: int) -> dict[str, str]:
+        """Every GPU of the job becomes the next one of those that it is on."""
+        self.turn += 1
+        return {str(gpu): str((gpu + self.turn) % count) for gpu in range(count)}
 
     def end(self) -> None:
-        try:
-            everybody = psutil.Process(self.pid).children(recursive=True)
-        except psutil.NoSuchProcess:
-            everybody = []
-        ranks = [self.start_of(rank).get("pid", 0) for rank in range(self.ranks)]
-        pids = [self.pid, *(process.pid for process in everybody), *ranks]
-        for pid in pids:
-            if pid:
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
+        self._stack.close()
 
 
 def compared(reference: Job, other: Job) -> dict[str, Any]:
     """How many steps of how many ranks both have, and the first that differs, in words."""
     steps = 0
-    for rank in range(reference.ranks):
-        there, here = reference.values(rank), other.values(rank)
-        both = sorted(set(there) & set(here))
-        steps += len(both)
-        for step in both:
-            if there[step] != here[step]:
-                different = f"rank {rank} differs at step {step}: {here[step]} instead of {there[step]}"
-                return {"compared_steps": steps, "different": different}
+    for rank, (there, here) in enumerate(zip(reference.logs, other.logs, strict=True)):
+        last = min(there.last_step, here.last_step)
+        steps += last
+        if different := target_process.steps_differ(there, here, 1, last):
+            return {"compared_steps": steps, "different": f"rank {rank}: {different}"}
     return {"compared_steps": steps, "different": None}
 
 
@@ -245,12 +188,13 @@ def operations(results: harness.Results, budget: harness.Budget, arguments: Any,
     import woodfrog
 
     job: Job | None = None
+    gpus = arguments.ranks  # rank k is on GPU k
     stalls: list[float] = []
     jobs: list[Job] = []
 
     def running() -> Job:
         nonlocal job
-        if job is None or not job.alive:
+        if job is None or not job.run.alive():
             job = Job(f"managed-{len(results.rows)}", arguments, managed=True)
             jobs.append(job)
             job.reach(10, arguments.start_s)
@@ -259,7 +203,7 @@ def operations(results: harness.Results, budget: harness.Budget, arguments: Any,
     def leave_running(**options: Any) -> Callable[[], dict[str, Any]]:
         def work() -> dict[str, Any]:
             mine = running()
-            result = woodfrog.checkpoint(mine.pid, timeout=arguments.timeout_s, **options)
+            result = woodfrog.checkpoint(mine.run.pid, timeout=arguments.timeout_s, **options)
             mine.go_on()
             row = timings(result)
             # CRIU's dump is no part of it; the floor is the driver's own calls in this very operation.
@@ -270,37 +214,45 @@ def operations(results: harness.Results, budget: harness.Budget, arguments: Any,
 
         return work
 
-    def suspend_resume(level: str) -> Callable[[], dict[str, Any]]:
+    def suspend_resume(level: str, *, elsewhere: bool = False) -> Callable[[], dict[str, Any]]:
         def work() -> dict[str, Any]:
             mine = running()
-            out = timings(woodfrog.suspend(mine.pid, level=level, timeout=arguments.timeout_s))
-            back = timings(woodfrog.resume(mine.pid))
+            out = timings(woodfrog.suspend(mine.run.pid, level=level, timeout=arguments.timeout_s))
+            gpu_map = mine.next_gpus(gpus) if elsewhere else None
+            back = timings(woodfrog.resume(mine.run.pid, gpu_map=gpu_map))
             mine.go_on()
             drain_gb_s = out["bytes"] / out["phases"]["drain"] / 1e9
             return {"suspend": out, "resume": back, "drain_gb_s": drain_gb_s, "at_step": mine.last_step()}
 
         return work
 
-    def stop_restore() -> dict[str, Any]:
+    def stop_restore(*, elsewhere: bool = False) -> Callable[[], dict[str, Any]]:
+        def work() -> dict[str, Any]:
+            mine = running()
+            out = woodfrog.checkpoint(mine.run.pid, stop=True, timeout=arguments.timeout_s)
+            mine.run.wait_ended()  # its number must be free, and it is our child
+            gpu_map = mine.next_gpus(gpus) if elsewhere else None
+            restored = woodfrog.restore(out.image, gpu_map=gpu_map, verify=True)
+            mine.run.adopt(restored)
+            mine.go_on()
+            row = {"checkpoint": timings(out), "restore": timings(restored.details), "at_step": mine.last_step()}
+            woodfrog.rm(out.image)
+            return row
+
+        return work
+
+    def migrate() -> dict[str, Any]:
         mine = running()
-        out = woodfrog.checkpoint(mine.pid, stop=True, timeout=arguments.timeout_s)
-        mine.handle.wait(30)  # its number must be free, and it is our child
-        restored = mine.handle = woodfrog.restore(out.image, verify=True)
+        result = timings(woodfrog.migrate(mine.run.pid, mine.next_gpus(gpus), timeout=arguments.timeout_s))
         mine.go_on()
-        row = {
-            "checkpoint": timings(out),
-            "restore": timings(restored.details),
-            "at_step": mine.last_step(),
-        }
-        woodfrog.rm(out.image)
-        return row
+        return {**result, "gb_s": result["bytes"] / result["phases"]["copy"] / 1e9, "at_step": mine.last_step()}
 
     def start() -> dict[str, Any]:
         mine = running()
         mine.reach(40, arguments.start_s)
         return {
             "step_s": mine.step_s(),
-            "busbw_gb_s": mine.start_of(0).get("busbw_gb_s"),
+            "busbw_gb_s": (mine.logs[0].start or {}).get("busbw_gb_s"),
             "ps": [vars(one) for one in woodfrog.ps()],
         }
 
@@ -308,14 +260,20 @@ def operations(results: harness.Results, budget: harness.Budget, arguments: Any,
     if first is not None:
         results.summary["train_ratio"] = reference.step_s() / first["step_s"]
         if first["busbw_gb_s"]:
-            results.summary["busbw_ratio"] = first["busbw_gb_s"] / reference.start_of(0)["busbw_gb_s"]
+            results.summary["busbw_ratio"] = first["busbw_gb_s"] / (reference.logs[0].start or {})["busbw_gb_s"]
     steps: list[tuple[str, Callable[[], dict[str, Any]]]] = [
         ("checkpoint, no CPU side", leave_running(cpu=False)),
-        *((f"checkpoint {number}", leave_running()) for number in range(1 if arguments.quick else 3)),
+        *((f"checkpoint {number}", leave_running()) for number in range(1 if arguments.quick else 10)),
         ("suspend and resume, warm", suspend_resume("warm")),
         ("suspend and resume, cold", suspend_resume("cold")),
-        ("stop and restore", stop_restore),
+        ("stop and restore", stop_restore()),
     ]
+    if gpus > 1:
+        steps += [
+            ("stop and restore, GPUs exchanged", stop_restore(elsewhere=True)),
+            ("suspend and resume, GPUs exchanged", suspend_resume("cold", elsewhere=True)),
+            ("migrate, GPUs exchanged", migrate),
+        ]
     wrong = 0
     for what, work in steps:
         if not budget.allows(50):
@@ -324,7 +282,7 @@ def operations(results: harness.Results, budget: harness.Budget, arguments: Any,
         row = measured(results, what, arguments.step_s, work)
         wrong += row is None
         if row is None and job is not None:
-            results.add(what=f"{what}: the job afterwards", alive=int(job.alive), output=job.tail())
+            results.add(what=f"{what}: the job afterwards", alive=int(job.run.alive()), output=job.run.tail())
             job.end()
             job = None
         elif row is not None and "drain_gb_s" in row:
@@ -379,28 +337,30 @@ def pinned_copies() -> dict[str, Any]:
 
 def main() -> int:
     parser = harness.parser(__doc__ or "", budget_s=280.0)
-    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--ranks", type=int, default=2, help="as many as GPUs")
+    parser.add_argument("--program", default="train_ddp", choices=list(QUICK))
     parser.add_argument("--step-s", type=float, default=45.0, help="the most seconds of one operation")
     parser.add_argument("--start-s", type=float, default=60.0, help="the most seconds of a job's start")
     parser.add_argument("--timeout-s", type=float, default=20.0, help="for the job to come to rest")
     parser.add_argument("--steps", type=int, default=150, help="of the undisturbed run that is timed")
-    parser.add_argument("target", nargs="*", help="options of targets/train_ddp.py, after --")
+    parser.add_argument("target", nargs="*", help="options of the program, after --")
     arguments = parser.parse_args()
     if arguments.quick:
-        arguments.target = [*arguments.target, "--width=128", "--layers=2", "--batch=2", "--sequence=32"]
+        arguments.target = [*arguments.target, *QUICK[arguments.program]]
     arguments.work.mkdir(parents=True, exist_ok=True)
-    results, budget = harness.Results("multi_gpu"), harness.Budget(arguments.budget_s)
+    name = "multi_gpu" if arguments.program == "train_ddp" else f"multi_gpu_{arguments.program}"
+    results, budget = harness.Results(name), harness.Budget(arguments.budget_s)
     reference = Job("undisturbed", arguments, managed=False)
 
     def undisturbed() -> dict[str, Any]:
         reference.reach(arguments.steps, arguments.start_s + 25)
-        return {"step_s": reference.step_s(), **reference.start_of(0)}
+        return {"step_s": reference.step_s(), **(reference.logs[0].start or {})}
 
     try:
         found = measured(results, "undisturbed", arguments.start_s + 30, undisturbed)
         if found is None:
-            results.add(what="output", output=reference.tail())
-        else:
+            results.add(what="output", output=reference.run.tail())
+        elif arguments.program == "train_ddp":
             measured(results, "the driver alone", 80, lambda: driver_alone(reference))
     finally:
         reference.end()

@@ -9,13 +9,19 @@ its own; before and after, each process writes and all others must see it.
 * legacy        cuIpcGetMemHandle of a small and a large cuMemAlloc
 * registered    cuMemHostRegister of a shared mapping
 
-summary: right, attempted, refused (several processes, where this woodfrog handles one)
+Then the same with PyTorch (targets/share_tensors.py: torch.multiprocessing, CUDA tensors both ways), each step's value
+compared with those of an undisturbed run.
+
+summary: right, attempted, refused, torch_compared (steps). `--quick` has a minute: two processes each, one for what is
+registered.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import ctypes
+import functools
 import os
 import signal
 import subprocess
@@ -177,51 +183,128 @@ def check(tree: Tree, holders: Sequence[tuple[str, int]], operation: str) -> Non
             tree.see(other, reader, value)
 
 
+Row = Callable[[str, Callable[[], None]], bool]
+
+
+def one_tree(program: Path, work: Path, kind: str, workers: int, attempt: Row, allowed: Callable[[], bool]) -> None:
+    """All operations on memory of one kind, one after the other in one target; after one that fails in a new one."""
+    left = list(OPERATIONS)
+    while left and allowed():
+        label = f"sharing-{kind}-{workers}-{left[0]}"
+        with running(program, work, label, workers) as tree:
+            holders = prepare(tree, kind, workers)
+            while left and allowed():
+                operation = left.pop(0)
+                if not attempt(operation, functools.partial(check, tree, holders, operation)):
+                    break
+
+
+def with_torch(work: Path, options: Sequence[str], attempt: Row, allowed: Callable[[], bool]) -> int:
+    """All operations on processes of PyTorch that have each other's tensors open; how many steps were as they are
+    when nothing disturbs them."""
+    import woodfrog
+
+    options = [*options, "--steps", "1000000", "--pace-ms", "20"]
+    first = 1
+    with (
+        target_process.plain("share_tensors", options, work, "share-undisturbed") as reference,
+        target_process.interposed("share_tensors", options, work, "share-managed") as run,
+    ):
+        run.wait_start(60.0)
+        run.wait_more_steps(3)
+
+        def one(operation: str) -> None:
+            nonlocal first
+            if operation == "suspend_resume":
+                woodfrog.suspend(run.pid)
+                woodfrog.resume(run.pid)
+            else:
+                image = woodfrog.checkpoint(run.pid, stop=operation == "stop_restore").image
+                if operation == "stop_restore":
+                    run.wait_ended()
+                    run.adopt(woodfrog.restore(image, verify=True))
+                woodfrog.rm(image)
+            run.wait_more_steps(3, 30.0)
+            last = run.log.last_step
+            reference.wait_step(last, 30.0)
+            if different := target_process.steps_differ(reference.log, run.log, first, last):
+                raise Wrong(different)
+            first = last + 1
+
+        for operation in OPERATIONS:
+            if allowed() and not attempt(operation, functools.partial(one, operation)):
+                break
+    return first - 1
+
+
 def main() -> int:
     """Returns the exit status: 0 if nothing was wrong."""
     from woodfrog.errors import RefusedError
 
     parser = harness.parser(__doc__ or "", budget_s=240)
     parser.add_argument("--workers", type=int, nargs="*", default=[1, 2, 3])
+    parser.add_argument("--torch", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--torch-args", nargs="*", default=[], help="of targets/share_tensors.py, without its dashes")
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
     results, budget, failures = harness.Results("sharing"), harness.Budget(arguments.budget_s), []
     program = build(arguments.work)
-    counts = {"right": 0, "attempted": 0, "refused": 0}
-    cases: list[tuple[int, str, str]] = [
-        (workers, kind, operation)
-        for workers in (arguments.workers[:2] if arguments.quick else arguments.workers)
-        for kind in ("device", "host", "legacy", "registered")
-        for operation in OPERATIONS
-        if workers == 1 or kind != "registered"
-    ]
-    for workers, kind, operation in cases:
-        if not budget.allows(10.0):
-            failures.append("the time was used up before all cases were tried")
-            break
-        label = f"sharing-{kind}-{workers}-{operation}"
-        row = {"workers": workers, "memory": kind, "operation": operation}
-        begin_s = time.monotonic()
-        counts["attempted"] += 1
+    counts = {"right": 0, "attempted": 0, "refused": 0, "torch_compared": 0}
+    kinds = ("device", "host", "legacy", "registered")
+    cases = [(2, kind) for kind in kinds[:3]] if arguments.quick else [
+        (workers, kind) for workers in arguments.workers for kind in kinds[:3]
+    ]  # fmt: skip
+    cases.append((1, "registered"))
+
+    def attempts(workers: int, kind: str) -> Row:
+        def attempt(operation: str, work: Callable[[], None]) -> bool:
+            row = {"workers": workers, "memory": kind, "operation": operation}
+            begin_s = time.monotonic()
+            counts["attempted"] += 1
+            try:
+                work()
+            except RefusedError as refusal:
+                counts["refused"] += 1
+                results.add(**row, right=False, refused=True, **harness.error_members(refusal))
+            except Exception as failure:  # noqa: BLE001 (the other cases are tried all the same)
+                failures.append(f"{kind} of {workers}, {operation}: {failure}")
+                results.add(**row, right=False, **harness.error_members(failure))
+            else:
+                counts["right"] += 1
+                results.add(**row, right=True, seconds=time.monotonic() - begin_s)
+                return True
+            return False
+
+        return attempt
+
+    def allowed() -> bool:
+        if budget.allows(8.0):
+            return True
+        failures.append("the time was used up before all cases were tried")
+        return False
+
+    def tried(what: str, work: Callable[[], None]) -> None:
+        """What fails before it comes to an operation is told as well."""
         try:
-            _attempt(program, arguments.work, label, workers, lambda tree, k=kind, w=workers, o=operation: check(
-                tree, prepare(tree, k, w), o))  # fmt: skip
-            counts["right"] += 1
-            results.add(**row, right=True, seconds=time.monotonic() - begin_s)
-        except RefusedError as refusal:
-            counts["refused"] += 1
-            results.add(**row, right=False, refused=True, **harness.error_members(refusal))
-        except Exception as failure:  # noqa: BLE001 (the other cases are tried all the same)
-            failures.append(f"{label}: {failure}")
-            results.add(**row, right=False, **harness.error_members(failure))
+            work()
+        except Exception as failure:  # noqa: BLE001
+            failures.append(f"{what}: {failure}")
+            results.add(memory=what, right=False, **harness.error_members(failure))
         results.summary |= {name: float(value) for name, value in counts.items()}
+
+    def torch_tensors() -> None:
+        options = [f"--{word}" for word in arguments.torch_args]
+        counts["torch_compared"] = with_torch(arguments.work, options, attempts(2, "torch"), allowed)
+
+    if arguments.torch:
+        tried("torch", torch_tensors)
+    for workers, kind in cases:
+        if not allowed():
+            break
+        row = attempts(workers, kind)
+        tried(kind, functools.partial(one_tree, program, arguments.work, kind, workers, row, allowed))
     harness.finish(results, GOALS, failures)
     return 1 if failures else 0
-
-
-def _attempt(program: Path, work: Path, label: str, workers: int, act: Callable[[Tree], None]) -> None:
-    with running(program, work, label, workers) as tree:
-        act(tree)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -117,12 +118,45 @@ class Log:
         return [b - a for a, b in itertools.pairwise(times)]
 
 
+@dataclass
+class Logs:
+    """The logs of a job's ranks, as if they were one: what all of them have done."""
+
+    parts: list[Log]
+
+    @property
+    def start(self) -> dict[str, Any] | None:
+        return self.parts[0].start if all(part.start for part in self.parts) else None
+
+    @property
+    def last_step(self) -> int:
+        return min(part.last_step for part in self.parts)
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        return min((part.lines for part in self.parts), key=len)
+
+    @property
+    def done(self) -> dict[str, Any] | None:
+        return self.parts[0].done if all(part.done for part in self.parts) else None
+
+    @done.setter
+    def done(self, value: None) -> None:
+        for part in self.parts:
+            part.done = value
+
+    def read(self) -> None:
+        for part in self.parts:
+            part.read()
+
+
 class TargetRun:
     """One running target. ``handle`` is woodfrog's object for it where woodfrog started or restored it."""
 
     def __init__(
-        self, name: str, pid: int, log: Log, output: Path, process: subprocess.Popen[bytes] | None, handle: Any
+        self, name: str, pid: int, log: Any, output: Path, process: subprocess.Popen[bytes] | None, handle: Any
     ) -> None:
+        """`log`: a Log, or the Logs of a job."""
         self.name = name
         self.pid = pid
         self.log = log
@@ -158,11 +192,15 @@ class TargetRun:
         except psutil.NoSuchProcess:
             return False
 
-    def _trouble(self, wanted: str) -> TargetError:
+    def tail(self) -> str:
+        """The end of its output."""
         try:
-            tail = self._output.read_text(errors="replace")[-1500:]
+            return self._output.read_text(errors="replace")[-1500:]
         except OSError:
-            tail = ""
+            return ""
+
+    def _trouble(self, wanted: str) -> TargetError:
+        tail = self.tail()
         state = "still runs" if self.alive() else "has ended"
         return TargetError(
             f"{self.name} (pid {self.pid}) {state} and has not reached {wanted}; its output ends: {tail}"
@@ -241,27 +279,57 @@ class TargetRun:
         psutil.wait_procs(victims, timeout=10)
 
 
-def _prepare(name: str, work: Path, label: str) -> tuple[Log, Path]:
+# Ranks as torchrun starts them, without torchrun's own process.
+LAUNCHER = 'n=$1; shift; for ((r = 0; r < n; r++)); do RANK=$r LOCAL_RANK=$r WORLD_SIZE=$n "$@" & done; wait'
+
+
+@dataclass
+class _Start:
+    """How a target is started, and where it says what."""
+
+    argv: list[str]
+    environment: dict[str, str]
+    log: Any
+    output: Path
+
+
+def _prepare(
+    name: str, options: Sequence[str], work: Path, label: str, env: Mapping[str, str] | None, ranks: int
+) -> _Start:
     work.mkdir(parents=True, exist_ok=True)
-    log = work / f"{label}.jsonl"
-    log.unlink(missing_ok=True)
-    return Log(log), work / f"{label}.out"
+    log, output = work / f"{label}.jsonl", work / f"{label}.out"
+    environment = {**os.environ, **(env or {})}
+    paths = [Path(f"{log}.{rank}") for rank in range(ranks)] if ranks else [log]
+    for path in (*paths, output):
+        path.unlink(missing_ok=True)
+    if not ranks:
+        return _Start(command(name, *options, "--log", str(log)), environment, Log(log), output)
+    environment |= {"RANK_LOG": str(log), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    argv = ["bash", "-c", LAUNCHER, "launcher", str(ranks), *command(name, *options)]
+    return _Start(argv, environment, Logs([Log(path) for path in paths]), output)
+
+
+def _free_port() -> int:
+    """A TCP port that nobody has at the moment."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
 
 
 @contextmanager
 def plain(
-    name: str, options: Sequence[str], work: Path, label: str, env: Mapping[str, str] | None = None
+    name: str, options: Sequence[str], work: Path, label: str, env: Mapping[str, str] | None = None, *, ranks: int = 0
 ) -> Iterator[TargetRun]:
-    """Runs a target without woodfrog; ends it when the block is left. Its log and output are ``work/label.*``."""
-    log, output = _prepare(name, work, label)
-    argv = command(name, *options, "--log", str(log.path))
-    with output.open("wb") as file:
+    """Runs a target without woodfrog; ends it when the block is left. Its log and output are ``work/label.*``.
+    ``ranks``: so many of it as one job, each with a log of its own (Logs)."""
+    start = _prepare(name, options, work, label, env, ranks)
+    with start.output.open("wb") as file:
         # A session of its own: a signal meant for the benchmark does not reach the target.
         process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env={**os.environ, **(env or {})},
+            start.argv, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=start.environment,
             start_new_session=True,
         )  # fmt: skip
-    run = TargetRun(name, process.pid, log, output, process, None)
+    run = TargetRun(name, process.pid, start.log, start.output, process, None)
     try:
         yield run
     finally:
@@ -270,16 +338,15 @@ def plain(
 
 @contextmanager
 def interposed(
-    name: str, options: Sequence[str], work: Path, label: str, env: Mapping[str, str] | None = None
+    name: str, options: Sequence[str], work: Path, label: str, env: Mapping[str, str] | None = None, *, ranks: int = 0
 ) -> Iterator[TargetRun]:
-    """Runs a target under ``woodfrog.run``; ends it when the block is left. Its log is ``work/label.jsonl``."""
+    """Runs a target under ``woodfrog.run``; ends it when the block is left. Its log is ``work/label.jsonl``.
+    ``ranks``: as of ``plain``."""
     import woodfrog
 
-    log, output = _prepare(name, work, label)
-    argv = command(name, *options, "--log", str(log.path))
-    output.unlink(missing_ok=True)
-    handle = woodfrog.run(argv, name=f"{label}-{os.getpid()}", env={**os.environ, **(env or {})}, log=output)
-    run = TargetRun(name, handle.pid, log, output, None, handle)
+    start = _prepare(name, options, work, label, env, ranks)
+    handle = woodfrog.run(start.argv, name=f"{label}-{os.getpid()}", env=start.environment, log=start.output)
+    run = TargetRun(name, handle.pid, start.log, start.output, None, handle)
     try:
         yield run
     finally:

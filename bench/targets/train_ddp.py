@@ -1,24 +1,17 @@
-"""Target: data-parallel training of a GPT-2-class transformer, one rank of a `torchrun`.
+"""Target: data-parallel training of a GPT-2-class transformer, one rank of a job.
 
-Rank R appends JSON lines to $TRAIN_DDP_LOG.R (not `--log`, which torchrun would take for one of its own options):
-{"start", "pid", "busbw_gb_s"}, then {"step", "value", "time"} with the bits of its loss, last {"done", "value"} with a
-checksum of the moments. NCCL on CUDA, gloo with `--device cpu`. Weights and data are random, made from `--seed`; each
-rank has data of its own, so that a gradient that got lost or doubled shows.
+Each rank has a log of its own (ranks.log_path), whose first line has the bus bandwidth of an all_reduce. The value of
+a step is the bits of the rank's loss, the end's a checksum of the moments. NCCL on CUDA, gloo with `--device cpu`.
+Weights and data are random, made from `--seed`; each rank has data of its own, so that a gradient that got lost or
+doubled shows.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import time
-from pathlib import Path
-from typing import Any
-
 import protocol
+import ranks
 
 VOCABULARY = 8192
-BUS_BYTES = 256 << 20
-BUS_ROUNDS = 20
 
 
 def main() -> None:
@@ -35,21 +28,10 @@ def main() -> None:
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
 
-    rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
-    path = Path(f"{os.environ['TRAIN_DDP_LOG']}.{rank}")
-
-    def say(**members: Any) -> None:
-        with path.open("a") as file:  # held open while it grows, it could not be restored
-            file.write(json.dumps({**members, "time": time.time()}) + "\n")
-
-    on_gpu = arguments.device == "cuda"
-    if on_gpu:
-        torch.cuda.set_device(local)
-    device = torch.device("cuda", local) if on_gpu else torch.device("cpu")
+    rank, device = ranks.join(arguments.device)
     torch.manual_seed(arguments.seed)
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False
-    dist.init_process_group("nccl" if on_gpu else "gloo")
 
     layer = nn.TransformerEncoderLayer(
         arguments.width, arguments.width // 64, 4 * arguments.width, dropout=0.1, batch_first=True, norm_first=True
@@ -59,7 +41,7 @@ def main() -> None:
         nn.TransformerEncoder(layer, arguments.layers, enable_nested_tensor=False),
         nn.Linear(arguments.width, VOCABULARY),
     ).to(device)
-    ddp = DistributedDataParallel(model, device_ids=[local] if on_gpu else None)
+    ddp = DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-4)
     tokens = torch.Generator().manual_seed(arguments.seed + rank)
 
@@ -74,33 +56,17 @@ def main() -> None:
         return loss.detach()
 
     step()
-    say(start=True, pid=os.getpid(), busbw_gb_s=_bus_bandwidth(torch, dist, device) if on_gpu else None)
-    for number in range(1, arguments.steps + 1):
-        say(step=number, value=protocol.float_bits(float(step())))
-        if arguments.pace_ms:
-            time.sleep(arguments.pace_ms / 1000)
+    log = protocol.Log(ranks.log_path(rank), arguments.pace_ms, arguments.hold)
+    state_bytes = 4 * sum(one.nbytes for one in model.parameters())  # with gradients and two moments
+    log.start("train_ddp", state_bytes, rank=rank, busbw_gb_s=ranks.bus_bandwidth(device))
+    for _ in range(arguments.steps):
+        log.step(protocol.float_bits(float(step())))
     total = 0
     for state in optimizer.state.values():
         for tensor in (state["exp_avg"], state["exp_avg_sq"]):
             total = (total * 31 + int(tensor.view(torch.int32).sum(dtype=torch.int64))) % 2**64
-    say(done=True, value=f"{total:016x}")
+    log.done(f"{total:016x}")
     dist.destroy_process_group()
-
-
-def _bus_bandwidth(torch: Any, dist: Any, device: Any) -> float:
-    """GB/s of an all_reduce, counted as nccl-tests do (bytes * 2 (n-1)/n / time): the best of three."""
-    buffer = torch.ones(BUS_BYTES // 4, device=device)
-    ranks = dist.get_world_size()
-    best = 0.0
-    for _ in range(4):  # the first one connects
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        for _ in range(BUS_ROUNDS):
-            dist.all_reduce(buffer)
-        end.record()
-        end.synchronize()
-        best = max(best, BUS_ROUNDS * BUS_BYTES * 2 * (ranks - 1) / ranks / (begin.elapsed_time(end) / 1e3) / 1e9)
-    return best
 
 
 if __name__ == "__main__":

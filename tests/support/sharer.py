@@ -42,3 +42,20 @@ class Sharer(Ordered):
         self.order("end")
         if self.process.process is not None:
             assert self.process.process.wait(60) == 0
+
+
+VALUES = {0: 11, 1: 22, 2: 33}
+
+
+def fill(job: Sharer) -> None:
+    """Memory of its own for each worker."""
+    for worker in range(len(job.pids)):
+        job.order(worker, "make", "own", 4)
+        job.order(worker, "map", "own", 4)
+        assert job.order(worker, "write", "own", VALUES[worker]) == "ok"
+
+
+def check(job: Sharer, *workers: int) -> None:
+    """All of these (left out: of all workers) have what `fill` gave them."""
+    for worker in workers or range(len(job.pids)):
+        assert job.order(worker, "check", "own", VALUES[worker]) == "ok"

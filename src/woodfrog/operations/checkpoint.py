@@ -364,6 +364,8 @@ class Checkpoint(FreezingOperation):
                 log_directory=folder,
                 passed_over=passed_over,
             )
+        # A process that died before the dump is not in it: an image of the others would be none of the target.
+        self._target.check_alive()
 
     def _snapshot(self) -> None:
         if self._data is not None and self._increment is not None and self._increment.plan_snapshot():

@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import select
-import signal
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from product import Product
-from sharer import Sharer
+from sharer import Sharer, check, fill
 
-from woodfrog.errors import RefusedError, TargetLostError, TargetState, WoodfrogError
+from woodfrog.errors import RefusedError, TargetState, WoodfrogError
 from woodfrog.image.repository import ImageRepository
-
-VALUES = {0: 11, 1: 22, 2: 33}
-
-
-def fill(job: Sharer) -> None:
-    """Memory of its own for each worker."""
-    for worker in range(len(job.pids)):
-        job.order(worker, "make", "own", 4)
-        job.order(worker, "map", "own", 4)
-        assert job.order(worker, "write", "own", VALUES[worker]) == "ok"
-
-
-def check(job: Sharer) -> None:
-    for worker in range(len(job.pids)):
-        assert job.order(worker, "check", "own", VALUES[worker]) == "ok"
 
 
 def restored(product: Product, job: Sharer, image: str) -> Sharer:
@@ -95,36 +76,6 @@ def test_a_job_is_suspended_and_resumed(product: Product, level: str) -> None:
     check(job)
     job.require_shared("common", 1, 0, value=50)
     job.end()
-
-
-@pytest.mark.parametrize("phase", ["quiesce.after", "handover.after"])
-def test_a_process_killed_in_the_middle_leaves_the_others_running(
-    make_product: Callable[..., Product], tmp_path: Path, phase: str
-) -> None:
-    point = f"checkpoint.{phase}"
-    os.mkfifo(tmp_path / point)
-    faults = {"WOODFROG_FAULTS": f"{point}:hold", "WOODFROG_FAULTS_STATE": str(tmp_path)}
-    product = make_product(environment=faults)
-    job = product.sharer(2)
-    fill(job)
-    raised: list[WoodfrogError] = []
-
-    def checkpoint() -> None:
-        with pytest.raises(TargetLostError) as failure:
-            product.checkpoint(job.process)
-        raised.append(failure.value)
-
-    thread = threading.Thread(target=checkpoint)
-    thread.start()
-    with (tmp_path / point).open("w"):  # opens once the daemon waits there
-        os.kill(job.pids[1], signal.SIGKILL)
-        pidfd = os.pidfd_open(job.pids[1])
-        select.select([pidfd], [], [])
-        os.close(pidfd)
-    thread.join()
-    assert raised[0].pid == job.pids[1]
-    assert raised[0].target_state == TargetState.RUNNING
-    assert job.order(0, "check", "own", VALUES[0]) == "ok"
 
 
 def test_a_suspended_job_survives_its_daemon(product: Product) -> None:
