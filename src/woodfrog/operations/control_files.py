@@ -168,6 +168,7 @@ def open_in_memory(runtime_directory: Path, size_bytes: int) -> int | None:
                 return _open(place, size_bytes)
         except OSError as failure:
             log.info("%s takes no control state: %s", place, failure)
+    log.info("no tmpfs has room for %d MiB of control state: CRIU is to save it", size_bytes >> 20)
     return None
 
 
