@@ -52,6 +52,7 @@ class CheckpointResult(_Jsonable):
     new_chunks: int = 0
     parent: str = ""  # the image of this target before this one
     control_memory_bytes: int = 0  # of memory that was ready before the driver asked for it
+    lent_bytes: int = 0  # of GPU memory that the driver lent of a process not started by woodfrog; in `cpu_bytes`
     control_file_bytes: int = 0  # of the image, the driver's saved state that CRIU passed over
     # Of a target that woodfrog did not start: how its driver's checkpoint was helped from outside (driver/entering.py).
     visit: dict[str, Any] = field(default_factory=dict)

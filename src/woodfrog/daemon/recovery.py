@@ -131,7 +131,7 @@ class Recovery:
         frozen.record = Record(self._keeper, target_key(notes.pid, notes.start_ticks), exists=True)
         first = max(0, notes.memory_from - 1)  # `fds` are those behind the notes
         frozen.fds = [os.dup(fd) for fd in fds[first : first + len(notes.handles)]]
-        lent = notes.operation == "suspend" and not notes.managed
+        lent = notes.operation in ("suspend", "checkpoint") and not notes.managed
         if lent:  # its data is in the arena, if it was taken out
             self._context.arenas.reserve(notes.extents)
         spaces = spaces_of(self._context, notes) if lent else {}

@@ -106,9 +106,11 @@ class Image:
         self, directory: Path, only: Collection[str] | None = None, progress: Progress | None = None
     ) -> None:
         """CRIU's files (those named in `only` that there are) as plain files in `directory`, which is the caller's and
-        empty; each chunk is compared with its digest. Not those that are mapped. BadImageError."""
+        empty; each chunk is compared with its digest. Only CRIU's own. BadImageError."""
         records = [
-            record for record in self.cpu_files() if not record.mapped_as and (only is None or record.path in only)
+            record
+            for record in self.cpu_files()
+            if not record.mapped_as and not record.lent_from and (only is None or record.path in only)
         ]
         for begin in range(0, len(records), FILES_AT_ONCE):
             batch = records[begin : begin + FILES_AT_ONCE]
@@ -120,17 +122,21 @@ class Image:
                     os.close(descriptor)
 
     def extract_files(
-        self, records: Sequence[FileRecord], descriptors: Sequence[int], progress: Progress | None = None
+        self,
+        records: Sequence[FileRecord],
+        descriptors: Sequence[int],
+        progress: Progress | None = None,
+        offsets: Sequence[int] = (),
     ) -> None:
-        """The contents of these files into the files of the caller's descriptors, which must be empty or all zeros."""
+        """The contents of these files into the files of the caller's descriptors, at `offsets` (none: 0)."""
         from woodfrog._native import transfer
 
         digests = b"".join(record.digests for record in records)
         cut = chunks.Cut.of_files(records, self.manifest.chunk_bytes)
         located = self._telling_incomplete(partial(_locate, digests, cut))
         pieces = [
-            (descriptor, 0, record.size_bytes)
-            for descriptor, record in zip(descriptors, records, strict=True)
+            (descriptor, offset, record.size_bytes)
+            for descriptor, offset, record in zip(descriptors, offsets or [0] * len(records), records, strict=True)
             if record.size_bytes
         ]
         if pieces:

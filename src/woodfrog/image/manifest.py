@@ -51,6 +51,7 @@ class Feature(IntFlag):
     HOST_MEMORY = 32
     SEVERAL_PROCESSES = 64
     MAPPED_FILES = 128
+    LENT_MEMORY = 256
 
 
 class GpuProcess(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,7 +176,8 @@ class Allocations(msgspec.Struct, frozen=True):
 class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One of CRIU's files, with the digests of its chunks. `sizes`: of these (packed u32), where they are not cut at
     multiples of the image's chunk size. `pid`: whose memory it holds, 0 if it is none or not one process's.
-    `mapped_as`: it is none of CRIU's own files but memory that process `pid` maps, and CRIU's name for that."""
+    `mapped_as`: it is none of CRIU's own files but memory that process `pid` maps, and CRIU's name for that.
+    `lent_from`: it is GPU memory of process `pid` that its driver lent (custom storage), and the UUID of that GPU."""
 
     path: Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
     size_bytes: Size
@@ -183,6 +185,7 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
     sizes: bytes = b""
     pid: Annotated[int, msgspec.Meta(ge=0, le=1 << 22)] = 0
     mapped_as: Annotated[str, msgspec.Meta(pattern=r"^(file\[[0-9a-f]{1,8}:[0-9a-f]{1,16}\])?\Z")] = ""
+    lent_from: Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{32})?\Z")] = ""
 
 
 class CpuState(msgspec.Struct, frozen=True, kw_only=True):
@@ -264,6 +267,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
             flags |= Feature.DRIVER_ONLY
         if self.cpu is not None and any(file.sizes for file in self.cpu.files):
             flags |= Feature.OWN_CUTS
+        if self.lent_files:
+            flags |= Feature.LENT_MEMORY
         if self.mapped_files:
             flags |= Feature.MAPPED_FILES
         if self.shared:
@@ -286,6 +291,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def mapped_files(self) -> list[FileRecord]:
         """Those of `cpu.files` that are mapped as they are instead of being read by CRIU."""
         return [file for file in self.cpu.files if file.mapped_as] if self.cpu else []
+
+    @property
+    def lent_files(self) -> list[FileRecord]:
+        """Those of `cpu.files` that are GPU memory which the driver lent."""
+        return [file for file in self.cpu.files if file.lent_from] if self.cpu else []
 
     @property
     def cpu_digests(self) -> bytes:

@@ -120,6 +120,7 @@ def _check_processes(manifest: Manifest) -> None:
 def _check_cpu(cpu: CpuState, chunk_bytes: int) -> None:
     paths: set[str] = set()
     names: set[str] = set()
+    lent: set[tuple[str, int]] = set()
     for file in cpu.files:
         parts = file.path.split("/")
         if any(not part or part.startswith(".") or "\0" in part for part in parts) or file.path in paths:
@@ -135,6 +136,11 @@ def _check_cpu(cpu: CpuState, chunk_bytes: int) -> None:
         if file.mapped_as and (file.mapped_as in names or not file.pid or not file.size_bytes):
             raise _bad(f"{file.path} of its CPU side is mapped by nobody, or as another one is")
         names.add(file.mapped_as)
+        if file.lent_from and (file.mapped_as or not file.pid or not file.size_bytes):
+            raise _bad(f"{file.path} of its CPU side was lent by nobody, or is mapped as well")
+        if file.lent_from and (file.lent_from, file.pid) in lent:
+            raise _bad(f"process {file.pid} has lent two pieces of one GPU")
+        lent.add((file.lent_from, file.pid))
 
 
 def _can_be_cut(file: FileRecord, chunk_bytes: int) -> bool:

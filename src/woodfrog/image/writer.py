@@ -50,8 +50,9 @@ class MappedFileChangedError(WoodfrogError):
 
 @dataclass(frozen=True)
 class MappedFile:
-    """Memory that process `pid` of the target maps and that CRIU passes over, called `mapped_as` by it. The descriptor
-    is the caller's. `digests`: what the chunks were when it was saved, empty where it cannot have changed since."""
+    """Memory of process `pid` of the target that CRIU passes over: `size_bytes` at `offset` of the descriptor, which is
+    the caller's. `mapped_as`: CRIU's name for what the process maps; or `lent_from`: the GPU whose memory it was.
+    `digests`: what the chunks were when it was saved, empty where it cannot have changed since."""
 
     path: str  # in the image
     descriptor: int
@@ -59,6 +60,8 @@ class MappedFile:
     mapped_as: str
     pid: int
     digests: bytes = b""
+    lent_from: str = ""
+    offset: int = 0
 
 
 class ImageWriter:
@@ -218,7 +221,8 @@ class ImageWriter:
 
     def _store_mapped(self, mapped: Sequence[MappedFile], progress: Progress) -> tuple[list[FileRecord], Amounts]:
         files = [(one.path, one.size_bytes) for one in mapped]
-        records, amounts = self._store_open([one.descriptor for one in mapped], files, progress, {})
+        begins = [one.offset for one in mapped]
+        records, amounts = self._store_open([one.descriptor for one in mapped], files, progress, {}, begins)
         for one, record in zip(mapped, records, strict=True):
             if one.digests and one.digests != record.digests:
                 raise MappedFileChangedError(
@@ -227,7 +231,7 @@ class ImageWriter:
                     pid=one.pid,
                 )
         return [
-            msgspec.structs.replace(record, pid=one.pid, mapped_as=one.mapped_as)
+            msgspec.structs.replace(record, pid=one.pid, mapped_as=one.mapped_as, lent_from=one.lent_from)
             for one, record in zip(mapped, records, strict=True)
         ], amounts
 
@@ -237,10 +241,13 @@ class ImageWriter:
         files: Sequence[tuple[str, int]],
         progress: Progress,
         cuts: Mapping[str, tuple[bytes, int]],
+        begins: Sequence[int] = (),
     ) -> tuple[list[FileRecord], Amounts]:
+        """`begins`: where in their descriptors the files begin (none: all at 0)."""
         from woodfrog._native import transfer
 
-        pieces = [(fd, 0, size) for fd, (_, size) in zip(descriptors, files, strict=True)]
+        begins = begins or [0] * len(files)
+        pieces = [(fd, begin, size) for fd, begin, (_, size) in zip(descriptors, begins, files, strict=True)]
         of_files = [cuts.get(path, (b"", 0)) for path, _ in files]
         own = {number: sizes for number, (sizes, _) in enumerate(of_files) if sizes}
         cut = chunks.Cut([size for _, size in files], self.chunk_bytes, own)
@@ -251,11 +258,12 @@ class ImageWriter:
             progress=progress,
         )
         new = chunks.positions_of(self._session.missing(digests, chunks.packed(cut.sizes)))
+        offsets, of_piece = cut.offsets(), cut.pieces()
         table = chunks.chunk_table(
             chunks.select_digests(digests, new),
-            chunks.select(cut.offsets(), new),
+            array("Q", [offsets[at] + begins[of_piece[at]] for at in new]),
             chunks.select(cut.sizes, new),
-            chunks.select(cut.pieces(), new),
+            chunks.select(of_piece, new),
         )
         before = self._session.stored_bytes
         if new:

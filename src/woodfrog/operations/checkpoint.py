@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from woodfrog.cpu import pagemap
 from woodfrog.errors import NoSpaceError, NotFoundError, RefusedError, TargetState, UsageError, WoodfrogError
-from woodfrog.operations import concurrent, history, precopy, room
+from woodfrog.operations import concurrent, history, lent, precopy, room
 from woodfrog.operations import manifest as manifests
 from woodfrog.operations.clean import Clean, CleanChangedError
 from woodfrog.operations.concurrent import Allowance
@@ -34,6 +34,7 @@ from woodfrog.operations.freezing import FreezingOperation
 from woodfrog.operations.frozen import FrozenTarget
 from woodfrog.operations.history import Baseline, LastImage
 from woodfrog.operations.increment import Increment
+from woodfrog.operations.lent import LentMemory
 from woodfrog.operations.phases import Beside, Emit, Phase, Step
 from woodfrog.operations.precopy import Precopy
 from woodfrog.operations.rings import take_rings
@@ -248,6 +249,9 @@ class Checkpoint(FreezingOperation):
         self._frozen.notes.image = plan.name
         self._frozen.notes.directory = str(self._writer.directory)
         self._draft = manifests.Draft.of(context, surveyed, self._frozen.notes)
+        if not surveyed.managed and request.cpu and len(self._frozen.members) == 1 and lent.wanted():
+            notes = self._frozen.notes
+            self._frozen.lent = LentMemory.prepared(context, notes, self._spaces, [surveyed.pid])
         self._frozen.export_ahead()
         if not request.precopy:  # its pause would give the offered memory back
             self._offer_control_memory(surveyed)
@@ -288,6 +292,7 @@ class Checkpoint(FreezingOperation):
 
     def _handover(self) -> None:
         target = self._target
+        self._reserve_loan()
         if not target.notes.managed:
             return
         self._export()
@@ -426,6 +431,8 @@ class Checkpoint(FreezingOperation):
         )
         with self._control_files.checked():
             mapped = self._control_files.for_image()
+            if self._target.lent is not None:
+                mapped += self._target.lent.for_image(self._target.notes.pid)
             committed = self._writing.commit(manifest, cuts=self._pages_cuts(), mapped=mapped)
         self._reference, self._image_path = committed.reference, committed.path
         self._manifest = committed.manifest
@@ -493,6 +500,7 @@ class Checkpoint(FreezingOperation):
         if self._frozen is None:
             return failure  # refused by the survey: untouched
         if not self.runner.committed:
+            self._leave_loan()
             return explain(failure, self._frozen, self.runner)
         failure.pid = failure.pid or self._frozen.notes.pid
         failure.details["image"] = self._reference
@@ -548,6 +556,7 @@ class Checkpoint(FreezingOperation):
             "new_chunks": increment.new_chunk_count if increment else 0,
             "ring": increment.streamed if increment else False,
             "control_memory_bytes": self._target.control_memory_taken,
+            "lent_bytes": sum(file.size_bytes for file in self._manifest.lent_files),
             "control_file_bytes": sum(file.size_bytes for file in self._manifest.mapped_files),
             "visit": self._target.visit.to_dict(),
         }

@@ -117,10 +117,15 @@ class ControlFiles:
 
 
 class RestoredFiles:
-    """What an image's process is to map, made anew; owns the descriptors until `close`."""
+    """What an image's process is to map, made anew; owns the descriptors until `close`. `lent`: records of memory that
+    is to be lent, which are filled with it, and the descriptor and place of each, the caller's."""
 
-    def __init__(self, records: Sequence[FileRecord]) -> None:
+    def __init__(
+        self, records: Sequence[FileRecord], lent: Sequence[FileRecord] = (), places: Sequence[tuple[int, int]] = ()
+    ) -> None:
         self._records = list(records)
+        self._lent = list(lent)
+        self._places = list(places)
         self._fds: list[int] = []
         try:
             for record in records:
@@ -136,8 +141,13 @@ class RestoredFiles:
     def filled(self, image: Image) -> Iterator[dict[str, int]]:
         """Around CRIU's restore, which maps them: the image's contents are there at the end, each chunk compared with
         its digest. What Criu.restore is to pass on. BadImageError."""
-        with _aside(partial(image.extract_files, self._records, self._fds) if self._fds else None):
+        with _aside(partial(self._fill, image) if self._records or self._lent else None):
             yield {record.mapped_as: fd for record, fd in zip(self._records, self._fds, strict=True)}
+
+    def _fill(self, image: Image) -> None:
+        places = [(fd, 0) for fd in self._fds] + self._places
+        descriptors, offsets = zip(*places, strict=True)
+        image.extract_files([*self._records, *self._lent], descriptors, offsets=offsets)
 
     def close(self) -> None:
         """Safe to repeat. What the process has mapped stays."""

@@ -47,6 +47,18 @@ class FreezingOperation(OnOneTarget):
     def _quiesce(self) -> None:
         self._target.quiesce(self._timeout_s)
 
+    def _reserve_loan(self) -> None:
+        """Room for what the driver is going to lend of a process that cannot allocate any more, and the keeper told."""
+        target = self._target
+        if target.lent is not None:
+            target.lent.reserve([member.pid for member in target.members])
+            target.lent.tell(target.record)
+
+    def _leave_loan(self) -> None:
+        """After an undo that failed: its data is in the arena still; who brings it back gives that back."""
+        if self._target.lent is not None and self.runner.undo_failures:
+            self._spaces.clear()
+
     def _export(self) -> None:
         """The target's memory to the keeper; RefusedError when processes outside of it share that."""
         self._target.export()

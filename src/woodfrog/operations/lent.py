@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 from woodfrog.driver import devices as driver_devices
 from woodfrog.driver import storage
 from woodfrog.driver.process import ProcessState
-from woodfrog.errors import TargetState, WoodfrogError
+from woodfrog.errors import NoSpaceError, RefusedError, TargetState, WoodfrogError
 from woodfrog.faults import fault_point
-from woodfrog.image.manifest import MEMBER_SHIFT, member_of
+from woodfrog.image.manifest import MEMBER_SHIFT, FileRecord, member_of
+from woodfrog.image.writer import MappedFile
 from woodfrog.operations.context import Context
 from woodfrog.operations.members import Member
 from woodfrog.operations.notes import ExtentNote, HandleNote, Notes, Record
@@ -53,6 +54,75 @@ class LentMemory:
         self._notes = notes
         self.spaces = spaces
 
+    @classmethod
+    def prepared(
+        cls, context: Context, notes: Notes, spaces: dict[int, Space], pids: Sequence[int]
+    ) -> LentMemory | None:
+        """With room for what will be lent of processes that run; None where the arena has not so much: the driver is to
+        keep it then, as older ones do."""
+        loan = cls(context, notes, spaces)
+        try:
+            loan.reserve(pids)
+        except NoSpaceError as failure:
+            log.info("the driver keeps the memory of %s: %s", notes.name, failure.reason)
+            return None
+        return loan
+
+    @classmethod
+    def of_image(cls, context: Context, notes: Notes, records: Sequence[FileRecord]) -> LentMemory:
+        """With room for what an image has of one process; `places` says where it is to be put."""
+        loan = cls(context, notes, {})
+        try:
+            for number, record in enumerate(records):
+                uuids = list(context.devices.all())
+                if record.lent_from not in uuids:
+                    raise RefusedError(
+                        f"the image has memory of GPU {driver_devices.format_uuid(bytes.fromhex(record.lent_from))}, "
+                        "which is not here, and its driver lends it there only",
+                        advice="restore it on the machine with that GPU",
+                    )
+                ordinal = uuids.index(record.lent_from)
+                notes.devices[ordinal] = record.lent_from
+                notes.handles.append(HandleNote(number, record.size_bytes, ordinal, KIND))
+                node = context.devices.node_of(record.lent_from)
+                loan.spaces[ordinal] = Space.take(
+                    context.arenas, record.size_bytes, notes.user, node=node, contiguous=True
+                )
+        except BaseException:
+            loan.free()
+            raise
+        notes.extents = loan._extents()
+        return loan
+
+    def places(self) -> list[tuple[int, int]]:
+        """For each handle, in one piece, the descriptor of its arena and where in it the memory lies."""
+        found = []
+        for begin, handle in zip(self._begins(), self._notes.handles, strict=True):
+            ((node, offset, _),) = self.spaces[handle.device].pieces(begin, handle.size)
+            found.append((self._context.arenas.arena(node).fd, offset))
+        return found
+
+    def for_image(self, pid: int) -> list[MappedFile]:
+        """What was taken out of process `pid`, the only one, for ImageWriter.commit."""
+        return [
+            MappedFile(
+                path=f"gpu-{number}.mem",
+                descriptor=fd,
+                size_bytes=handle.size,
+                mapped_as="",
+                pid=pid,
+                lent_from=self._notes.devices[handle.device],
+                offset=offset,
+            )
+            for number, (handle, (fd, offset)) in enumerate(zip(self._notes.handles, self.places(), strict=True))
+        ]
+
+    def free(self) -> None:
+        """Give the room back. Safe to repeat."""
+        for space in self.spaces.values():
+            space.free()
+        self.spaces.clear()
+
     # ── out ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def reserve(self, pids: Sequence[int]) -> None:
@@ -64,10 +134,13 @@ class LentMemory:
             if not size_bytes:
                 continue
             if ordinal in self.spaces:
-                self.spaces[ordinal].extend(size_bytes)
-            else:
-                node = self._context.devices.node_of(uuid)
-                self.spaces[ordinal] = Space.take(self._context.arenas, size_bytes, self._notes.user, node=node)
+                if self.spaces[ordinal].size_bytes >= size_bytes:
+                    continue
+                self.spaces.pop(ordinal).free()  # there is nothing in it yet, and an image wants it in one piece
+            node = self._context.devices.node_of(uuid)
+            self.spaces[ordinal] = Space.take(
+                self._context.arenas, size_bytes, self._notes.user, node=node, contiguous=True
+            )
 
     def tell(self, record: Record) -> None:
         """The keeper hears where the data is going to be."""

@@ -32,6 +32,7 @@ from woodfrog.operations.cpu_folder import CpuFolder
 from woodfrog.operations.data import GpuData, JointProgress, require_digests
 from woodfrog.operations.frozen import FrozenTarget, OnOneTarget
 from woodfrog.operations.history import LastImage
+from woodfrog.operations.lent import LentMemory
 from woodfrog.operations.limits import PhaseLimits
 from woodfrog.operations.manifest import CONNECTIONS, SHELL_JOB, kind_name
 from woodfrog.operations.notes import HandleNote, MemberNote, Notes, Record, boot_ticks, promote_key, restore_key
@@ -111,6 +112,7 @@ class Restore(OnOneTarget):
         self._arriving: Arriving | None = None
         self._cpu_folder: CpuFolder | None = None
         self._control_files: RestoredFiles | None = None
+        self._loan: LentMemory | None = None  # of an image with memory that the driver lent
         self._work: Path | None = None
         self._restored = False  # the tree is there
         self._on_host: dict[int, int] = {}  # the NUMA nodes of handles, by index, that are to be promoted
@@ -175,6 +177,8 @@ class Restore(OnOneTarget):
         self._data = GpuData(context.devices, self._notes.handles, self._notes.devices)
         if request.mode != EAGER:
             self._on_host = self._plan_host(manifest)
+        if manifest.lent_files:
+            features.require("custom_storage", "restoring memory that a driver lent")
         self._require_room(manifest)
 
     def _prepare(self) -> None:
@@ -185,7 +189,10 @@ class Restore(OnOneTarget):
         self._work = Path(notes.directory)
         self._work.mkdir(mode=0o700, exist_ok=True)
         self._cpu_folder = CpuFolder.make(self._work, self._images.store, image.manifest.cpu_bytes)
-        self._control_files = RestoredFiles(image.manifest.mapped_files)
+        lent = image.manifest.lent_files
+        self._loan = LentMemory.of_image(self._context, notes, lent) if lent else None
+        places = self._loan.places() if self._loan is not None else []
+        self._control_files = RestoredFiles(image.manifest.mapped_files, lent, places)
         self._arriving = image.locate_gpu_ahead()
         self._rings = self._take_spaces(data, notes.user, image.manifest.chunk_bytes)
 
@@ -329,6 +336,7 @@ class Restore(OnOneTarget):
         for member in notes.members:
             member.start_ticks = _start_ticks(member.pid)
         self._frozen = FrozenTarget(self._context, notes)
+        self._frozen.lent = self._loan
 
     def _control(self) -> None:
         self._target.restore_driver()
@@ -425,6 +433,8 @@ class Restore(OnOneTarget):
         self._keep_log(None)
         if self._control_files is not None:
             self._control_files.close()
+        if self._loan is not None:
+            self._loan.free()
         if self._cpu_folder is not None:
             self._cpu_folder.remove()
         if self._work is not None:

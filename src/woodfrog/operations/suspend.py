@@ -142,26 +142,15 @@ class Suspend(FreezingOperation):
         self._frozen = FrozenTarget(self._context, surveyed.notes("suspend"))
         self._frozen.notes.level = self._request.level
         if not surveyed.managed and lent.wanted():
-            self._prepare_loan(self._frozen)
+            pids = [member.pid for member in self._frozen.members]
+            self._frozen.lent = LentMemory.prepared(self._context, self._frozen.notes, self._spaces, pids)
         self._target.export_ahead()
         if self._request.level != WARM:
             self._offer_control_memory(surveyed)
 
-    def _prepare_loan(self, target: FrozenTarget) -> None:
-        """Room for what the driver is going to lend; without, it keeps the data in the process, as older ones do."""
-        loan = LentMemory(self._context, target.notes, self._spaces)
-        try:
-            loan.reserve([member.pid for member in target.members])
-        except NoSpaceError as failure:
-            log.info("the driver keeps the memory of %s: %s", target.notes.name, failure.reason)
-            return
-        target.lent = loan
-
     def _handover(self) -> None:
         target = self._target
-        if target.lent is not None:
-            target.lent.reserve([member.pid for member in target.members])
-            target.lent.tell(target.record)
+        self._reserve_loan()
         if not target.notes.managed:
             return
         # Its memory will be filled by us: what it wrote since its last image is no measure of that any more.
@@ -228,8 +217,7 @@ class Suspend(FreezingOperation):
             failure.target_state = TargetState.SUSPENDED
             failure.pid = failure.pid or self._frozen.notes.pid
             return failure
-        if self._frozen.lent is not None and self.runner.undo_failures:
-            self._spaces.clear()  # its data is in there still; who brings it back gives them back
+        self._leave_loan()
         return explain(failure, self._frozen, self.runner)
 
     def result(self) -> dict[str, Any]:

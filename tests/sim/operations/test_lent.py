@@ -1,5 +1,5 @@
-"""Suspend and resume of targets that woodfrog did not start, on both generations of the driver: where it lends memory,
-that goes through the transfer engine into the arena; else the driver keeps it in the process."""
+"""Targets that woodfrog did not start, on both generations of the driver: where it lends memory, that goes through the
+transfer engine into the arena and into images; else the driver keeps it in the process."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from product import Product, Stepper
+from product import Product, Stepper, damage_chunk, zero_digest
 
 from woodfrog.errors import WoodfrogError
+from woodfrog.image.repository import ImageRepository
 
 MIB = 1 << 20
 IDLE_KIB = 20000
@@ -156,3 +157,90 @@ def test_a_resume_that_is_cut_off(
     assert suspended(product, target) > 0
     product.call("resume", target=target.pid)
     target.check_runs_right()
+
+
+# ── images ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def damage(product: Product, image: str) -> None:
+    with ImageRepository(product.store_path) as store, store.open(image) as opened:
+        (file,) = opened.manifest.lent_files
+        zero = zero_digest(store.chunk_bytes)
+        found = (file.digests[at : at + 32] for at in range(0, len(file.digests), 32))
+        damage_chunk(store, next(one for one in found if one != zero))
+
+
+@pytest.mark.parametrize("version", ["13000", NEWER])
+@pytest.mark.parametrize("stop", [True, False])
+def test_images_on_both_generations_of_the_driver(
+    make_product: Callable[..., Product], version: str, stop: bool
+) -> None:
+    product = make_product(environment={**ENVIRONMENT, "WOODFROG_SIMGPU_DRIVER_VERSION": version})
+    target = product.run("--idle-kib", str(IDLE_KIB), "--threads", "2", managed=False)
+    result = product.checkpoint(target)
+    for _ in range(2):
+        target.wait_steps(1)
+        result = product.checkpoint(target, stop=stop)
+        assert (result["lent_bytes"] >= IDLE_KIB * 1024) == (version == NEWER)
+        if not stop:
+            target.wait_steps(1)
+            if target.process is not None:
+                target.process.kill()
+                target.process.wait(30)
+            else:
+                product.end(target)
+        target = product.restore(result["image"], target.log)
+        target.wait_steps(1)
+    if version == NEWER:  # the idle memory was in the image before: it is hashed like any other
+        assert result["cpu_new_bytes"] < IDLE_KIB * 1024
+    assert product.images()
+    target.check_runs_right()
+
+
+@pytest.mark.parametrize(
+    "fault",
+    ["lent.copied:error", "checkpoint.control.after:error", "checkpoint.cpu.after:error",
+     "checkpoint.commit.before:error", "lent.completed:kill", "checkpoint.cpu.before:kill",
+     "checkpoint.commit.before:kill"],
+)  # fmt: skip
+@pytest.mark.parametrize("stop", [True, False])
+def test_a_checkpoint_that_is_cut_off_leaves_it_running(
+    make_product: Callable[..., Product], tmp_path: Path, fault: str, stop: bool
+) -> None:
+    product = faulty(make_product, tmp_path, fault)
+    target = product.run("--idle-kib", str(IDLE_KIB), managed=False)
+    daemon = product.daemon_pid()
+    with pytest.raises(WoodfrogError):
+        product.checkpoint(target, stop=stop)
+    if fault.endswith("kill"):
+        product.wait_for_new_daemon(daemon)
+    target.wait_steps(2)
+    result = product.checkpoint(target, stop=True)
+    assert result["lent_bytes"] >= IDLE_KIB * 1024
+    product.restore(result["image"], target.log).check_runs_right()
+
+
+@pytest.mark.parametrize("fault", ["lent.refilled:error", "restore.control.after:error", "restore.cpu.after:kill"])
+def test_a_restore_that_is_cut_off_leaves_nothing(
+    make_product: Callable[..., Product], tmp_path: Path, fault: str
+) -> None:
+    product = faulty(make_product, tmp_path, fault)
+    target = product.run("--idle-kib", str(IDLE_KIB), managed=False)
+    image = product.checkpoint(target, stop=True)["image"]
+    daemon = product.daemon_pid()
+    with pytest.raises(WoodfrogError):
+        product.restore(image, target.log)
+    if fault.endswith("kill"):
+        product.wait_for_new_daemon(daemon)
+    assert not target.alive
+    product.restore(image, target.log).check_runs_right()
+
+
+def test_damage_of_lent_memory_ends_the_restore(make_product: Callable[..., Product]) -> None:
+    product = make_product(environment=ENVIRONMENT)
+    target = product.run("--idle-kib", str(IDLE_KIB), managed=False)
+    image = product.checkpoint(target, stop=True)["image"]
+    damage(product, image)
+    with pytest.raises(WoodfrogError):
+        product.restore(image, target.log)
+    assert not target.alive

@@ -50,6 +50,15 @@ def cpu_mapped(*mapped: tuple[int, str], size_bytes: int = 4096) -> CpuState:
     return CpuState(version="4.1", root_pid=100, files=files)
 
 
+def cpu_lent(*lent: tuple[int, str]) -> CpuState:
+    """Memory that processes lent, by their numbers and the GPUs."""
+    files = [
+        FileRecord(path=f"gpu-{number}", size_bytes=4096, digests=b"x" * 32, pid=pid, lent_from=uuid)
+        for number, (pid, uuid) in enumerate(lent)
+    ]
+    return CpuState(version="4.1", root_pid=100, files=files)
+
+
 CONTRADICTIONS: dict[str, dict[str, Any]] = {
     "chunk size not a power of two": {"chunk_bytes": SIZE + 512},
     "driver-only with handles": {"kind": "driver-only"},
@@ -102,6 +111,8 @@ CONTRADICTIONS: dict[str, dict[str, Any]] = {
     "a chunk that ends within a page": {"cpu": cpu_cut(4097, 2 * 4096 - 1)},
     "half a size": {"cpu": cpu_cut(3 * 4096, column=b"xx")},
     "a mapped file of nobody's": {"cpu": cpu_mapped((0, "file[3c:2]"))},
+    "lent memory of nobody's": {"cpu": cpu_lent((0, "ab" * 16))},
+    "one GPU's memory lent twice": {"cpu": cpu_lent((100, "ab" * 16), (100, "ab" * 16))},
     "two files mapped as one": {"cpu": cpu_mapped((100, "file[3c:2]"), (101, "file[3c:2]"))},
     "an empty file that is mapped": {"cpu": cpu_mapped((100, "file[3c:2]"), size_bytes=0)},
 }
@@ -127,6 +138,13 @@ def test_a_contradiction_is_refused_with_a_reason(changes: dict[str, Any]) -> No
 def test_flags_that_do_not_say_what_the_fields_say_are_refused(bit: int) -> None:
     with pytest.raises(BadImageError, match="flags"):
         validate.validate(GOOD, GOOD.features ^ bit)
+
+
+def test_lent_memory_is_accepted_and_calls_for_its_flag() -> None:
+    manifest = msgspec.structs.replace(GOOD, cpu=cpu_lent((100, "ab" * 16), (100, "cd" * 16), (101, "ab" * 16)))
+    with_flags(manifest)
+    with pytest.raises(BadImageError, match="flags"):
+        validate.validate(manifest, manifest.features ^ Feature.LENT_MEMORY)
 
 
 def test_mapped_files_are_accepted_and_call_for_their_flag() -> None:
