@@ -252,9 +252,13 @@ def restore(
     store: StorePath = None,
     verify: bool = False,
     standby: bool = True,
+    new_pid_namespace: bool = False,
+    name: str | None = None,
     on_event: OnEvent | None = None,
 ) -> Target:
-    """Bring an image (NAME@NUMBER, NAME, or STORE/ before either) back as a process with the pids that it had.
+    """Bring an image (NAME@NUMBER, NAME, or STORE/ before either) back as a process with the pids that it had; with
+    `new_pid_namespace` it has them in a PID namespace of its own, so that any number of processes of one image can run,
+    each with its own name (`name`, or the image's with -2, -3 … behind it) and log.
     `gpu_map`: GPU in the image → GPU here, each a UUID or an ordinal. `verify` hashes the memory again once it is in
     place. A standby process of that image is taken if there is one, unless `standby` is False.
 
@@ -271,6 +275,8 @@ def restore(
         "store": _store(store),
         "verify": verify,
         "standby": standby,
+        "new_pid_namespace": new_pid_namespace,
+        "target_name": name,
     }
     result = _call("restore", params, on_event, RestoreResult)
     return Target(result.name, result.root_pid or result.pid, result.log, details=result)
@@ -281,12 +287,15 @@ def standby(
     *,
     count: int = 1,
     hold: str = "host",
+    new_pid_namespace: bool = False,
+    name: str | None = None,
     gpu_map: Mapping[str, str] | None = None,
     store: StorePath = None,
     on_event: OnEvent | None = None,
 ) -> list[StandbyResult]:
-    """Have `count` (in this version: 1) processes of an image wait, restored up to where only their memory is missing;
-    `restore` of that image then takes one. Those that wait already count. `hold`: "host" keeps their data in the host
+    """Have `count` processes of an image wait, restored up to where only their memory is missing; `restore` of that
+    image then takes one. Those that wait already count. More than one are each in a PID namespace of their own, as one
+    is with `new_pid_namespace`; `name` as for `restore`. `hold`: "host" keeps their data in the host
     arena (taking one costs a copy), "device" in the GPU's memory (taking one costs a remap), "mapped" in host memory
     that the process is mapped to when it is taken (a remap too; its data is promoted while it runs)."""
     store, image = _place_of(image, store)
@@ -296,6 +305,8 @@ def standby(
         "store": _store(store),
         "hold": hold,
         "count": count,
+        "new_pid_namespace": new_pid_namespace,
+        "target_name": name,
     }
     return _call("standby", params, on_event, list[StandbyResult])
 

@@ -96,6 +96,7 @@ class RestoreResult(_Jsonable):
     standby: str = ""  # it was waiting already, with its data there: host, device
     mode: str = "eager"  # when it runs: eager (its data is on the GPU), mapped
     promotion: PromotionResult | None = None  # what follows a restore that is not eager
+    instance: str = ""  # of a target in a PID namespace of its own, its random number
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,7 @@ class StandbyResult(_Jsonable):
     state: str = ""
     hold: str = ""  # where its data waits: host (arena), device (GPU memory)
     new: bool = True
+    instance: str = ""  # of one in a PID namespace of its own, its random number
     bytes: int = 0  # of GPU memory
     cpu_bytes: int = 0
     phases: dict[str, float] = field(default_factory=dict)

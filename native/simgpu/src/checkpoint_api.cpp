@@ -5,9 +5,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <dirent.h>
+#include <fcntl.h>
 #include <fstream>
 #include <optional>
-#include <set>
+#include <poll.h>
 #include <string>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -27,9 +28,12 @@ namespace simgpu {
 namespace {
 
 // Closes the descriptor at the end of the scope.
-struct Socket {
+struct Descriptor {
     int fd = -1;
-    ~Socket() {
+    explicit Descriptor(int value) : fd(value) {}
+    Descriptor(const Descriptor &) = delete;
+    Descriptor &operator=(const Descriptor &) = delete;
+    ~Descriptor() {
         if (fd >= 0)
             close(fd);
     }
@@ -39,62 +43,88 @@ std::string proc_path(int pid, const char *entry) {
     return "/proc/" + std::to_string(pid) + "/" + entry;
 }
 
-// Inodes of the sockets that the process has open. A thread id works as well as a process id.
-std::set<std::string> socket_inodes(int pid) {
-    std::set<std::string> inodes;
-    DIR *directory = opendir(proc_path(pid, "fd").c_str());
-    if (directory == nullptr) {
+// The write end of the process's pipe for calls. A thread id works as well as a process id. Throws when the process has
+// none, or is somebody else's.
+int open_service(int pid) {
+    const std::string directory_path = proc_path(pid, "fd");
+    DIR *directory = opendir(directory_path.c_str());
+    if (directory == nullptr)
         throw Error{errno == EACCES || errno == EPERM ? CUDA_ERROR_NOT_PERMITTED : CUDA_ERROR_INVALID_VALUE};
-    }
+    const std::string wanted = std::string("/memfd:") + kServiceFile + " ";
+    std::string found;
     char link[64];
     while (dirent *entry = readdir(directory)) {
-        ssize_t length = readlinkat(dirfd(directory), entry->d_name, link, sizeof link - 1);
-        if (length <= 0)
-            continue;
-        link[length] = '\0';
-        if (std::strncmp(link, "socket:[", 8) == 0)
-            inodes.insert({link + 8, static_cast<size_t>(length) - 9});
+        const ssize_t length = readlinkat(dirfd(directory), entry->d_name, link, sizeof link);
+        if (length >= static_cast<ssize_t>(wanted.size()) && std::memcmp(link, wanted.data(), wanted.size()) == 0)
+            found = entry->d_name;
     }
     closedir(directory);
-    return inodes;
+    require(!found.empty(), CUDA_ERROR_NOT_INITIALIZED);
+    Descriptor file{open((directory_path + "/" + found).c_str(), O_RDONLY | O_CLOEXEC)};
+    std::uint32_t number = 0;
+    require(file.fd >= 0 && pread(file.fd, &number, sizeof number, 0) == sizeof number, CUDA_ERROR_NOT_INITIALIZED);
+    // Nobody reads a file that is no pipe, and a pipe that is full is not waited for.
+    const int pipe_end =
+        open((directory_path + "/" + std::to_string(number)).c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC);
+    struct stat status{};
+    if (pipe_end < 0 || fstat(pipe_end, &status) != 0 || !S_ISFIFO(status.st_mode)) {
+        close(pipe_end);
+        throw Error{CUDA_ERROR_NOT_INITIALIZED};
+    }
+    return pipe_end;
 }
 
-// The name of the service's socket, without the leading NUL; empty when the process has none.
-std::string service_name(int pid) {
-    auto inodes = socket_inodes(pid);
-    std::ifstream table(proc_path(pid, "net/unix"));
-    const std::string marker = std::string("@") + kSocketPrefix;
-    for (std::string line; std::getline(table, line);) {
-        size_t name = line.rfind(marker);
-        if (name == std::string::npos || name == 0)
-            continue;
-        // "… INODE @name"
-        size_t end = line.find_last_not_of(' ', name - 1);
-        size_t start = line.rfind(' ', end);
-        if (end == std::string::npos || start == std::string::npos)
-            continue;
-        if (inodes.contains(line.substr(start + 1, end - start)))
-            return line.substr(name + 1);
+// A socket that listens under a name of the kernel's choice, and the call that says which.
+int listen_for(ServiceCall &call) {
+    const int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    require(listener >= 0, CUDA_ERROR_OPERATING_SYSTEM);
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    socklen_t length = sizeof address;
+    constexpr socklen_t kPrefix = offsetof(sockaddr_un, sun_path) + 1;
+    if (bind(listener, reinterpret_cast<sockaddr *>(&address), sizeof address.sun_family) != 0 ||
+        listen(listener, 1) != 0 || getsockname(listener, reinterpret_cast<sockaddr *>(&address), &length) != 0 ||
+        length <= kPrefix || length - kPrefix > sizeof call.name) {
+        close(listener);
+        throw Error{CUDA_ERROR_OPERATING_SYSTEM};
     }
-    return {};
+    call.length = length - kPrefix;
+    std::memcpy(call.name, address.sun_path + 1, call.length);
+    return listener;
+}
+
+// A connection to the service of that process, which connects to us. One that ends meanwhile closes its pipe.
+int connect_to(int pid) {
+    const Descriptor pipe_end{open_service(pid)};
+    ServiceCall call;
+    const Descriptor listener{listen_for(call)};
+    require(write(pipe_end.fd, &call, sizeof call) == sizeof call, CUDA_ERROR_OPERATING_SYSTEM);
+    struct stat owner{};
+    require(stat(proc_path(pid, "").c_str(), &owner) == 0);
+    for (;;) {
+        pollfd waited[2] = {{listener.fd, POLLIN, 0}, {pipe_end.fd, 0, 0}};
+        if (poll(waited, 2, -1) < 0) {
+            require(errno == EINTR, CUDA_ERROR_OPERATING_SYSTEM);
+            continue;
+        }
+        if (waited[0].revents == 0)
+            throw Error{CUDA_ERROR_OPERATING_SYSTEM};
+        const int connection = accept4(listener.fd, nullptr, nullptr, SOCK_CLOEXEC);
+        if (connection < 0)
+            continue;
+        ucred peer{};
+        socklen_t length = sizeof peer;
+        if (getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && peer.uid == owner.st_uid)
+            return connection;
+        close(connection); // somebody who tries names
+    }
 }
 
 // A connection to the service of another process, with the request sent.
 int send_to(int pid, const CheckpointRequest &request) {
     require(!Process::instance().forked.load(), CUDA_ERROR_NOT_INITIALIZED);
     require(pid > 0);
-    std::string name = service_name(pid);
-    require(!name.empty(), CUDA_ERROR_NOT_INITIALIZED);
-    sockaddr_un address{};
-    require(name.size() < sizeof address.sun_path - 1, CUDA_ERROR_NOT_INITIALIZED);
-    address.sun_family = AF_UNIX;
-    std::memcpy(address.sun_path + 1, name.data(), name.size());
-    auto address_bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
-    Socket connection{socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)};
-    require(connection.fd >= 0, CUDA_ERROR_OPERATING_SYSTEM);
-    while (connect(connection.fd, reinterpret_cast<sockaddr *>(&address), address_bytes) != 0) {
-        require(errno == EINTR, CUDA_ERROR_OPERATING_SYSTEM);
-    }
+    const Descriptor connection{connect_to(pid)};
     require(send(connection.fd, &request, sizeof request, MSG_NOSIGNAL) == sizeof request, CUDA_ERROR_OPERATING_SYSTEM);
     return std::exchange(connection.fd, -1);
 }

@@ -3,13 +3,15 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <cstdio>
 #include <cstring>
+#include <fcntl.h>
 #include <mutex>
 #include <pthread.h>
 #include <signal.h>
 #include <string>
-#include <sys/random.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <sys/un.h>
@@ -25,7 +27,6 @@
 namespace simgpu {
 namespace {
 
-constexpr int kBacklog = 16;
 // A client sends its request at once; one that was stopped in between must not keep a descriptor open for ever.
 constexpr timeval kRequestTimeout{10, 0};
 
@@ -168,23 +169,44 @@ void start_thread(const char *name, void (*body)(int), int fd) {
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-void accept_loop(int listener) {
+// A connection to whoever called, -1 when there is nobody any more.
+int connect_to(const ServiceCall &call) {
+    if (call.magic != kServiceMagic || call.length == 0 || call.length > sizeof call.name)
+        return -1;
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::memcpy(address.sun_path + 1, call.name, call.length);
+    const int connection = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (connection < 0) {
+        std::fprintf(stderr, "simulated GPU: a checkpoint request is lost: %s\n", std::strerror(errno));
+        return -1;
+    }
+    const auto address_bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + call.length);
+    int result;
+    do {
+        result = connect(connection, reinterpret_cast<sockaddr *>(&address), address_bytes);
+    } while (result != 0 && errno == EINTR);
+    if (result != 0) {
+        close(connection);
+        return -1;
+    }
+    return connection;
+}
+
+void read_loop(int pipe_end) {
     for (;;) {
-        int connection = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
-        if (connection < 0) {
-            // CRIU interrupts the call when it restores the process; the others say that a client has gone again or
-            // that there is no descriptor left for it.
-            if (errno == EINTR || errno == ECONNABORTED)
-                continue;
-            if (errno == EMFILE || errno == ENFILE || errno == ENOMEM) {
-                std::fprintf(stderr, "simulated GPU: a checkpoint request waits: %s\n", std::strerror(errno));
-                sleep(1);
-                continue;
-            }
+        ServiceCall call;
+        const ssize_t count = read(pipe_end, &call, sizeof call);
+        if (count < 0 && errno == EINTR) // CRIU interrupts the call when it restores the process
+            continue;
+        if (count <= 0) {
             std::fprintf(stderr, "simulated GPU: this process can no longer be checkpointed: %s\n",
-                         std::strerror(errno));
+                         count == 0 ? "its pipe was closed" : std::strerror(errno));
             return;
         }
+        const int connection = count == sizeof call ? connect_to(call) : -1;
+        if (connection < 0)
+            continue;
         OwnedFds::instance().add(connection);
         try {
             start_thread("simgpu-request", serve, connection);
@@ -197,23 +219,18 @@ void accept_loop(int listener) {
 } // namespace
 
 void start_checkpoint_service() {
-    std::uint64_t random = 0;
-    require(getrandom(&random, sizeof random, 0) == sizeof random, CUDA_ERROR_OPERATING_SYSTEM);
-    char name[96];
-    int length = std::snprintf(name, sizeof name, "%s%d-%016llx", kSocketPrefix, static_cast<int>(getpid()),
-                               static_cast<unsigned long long>(random));
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
-    std::memcpy(address.sun_path + 1, name, static_cast<size_t>(length));
-    auto address_bytes = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + static_cast<size_t>(length));
-    int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    require(listener >= 0, CUDA_ERROR_OPERATING_SYSTEM);
-    if (bind(listener, reinterpret_cast<sockaddr *>(&address), address_bytes) != 0 || listen(listener, kBacklog) != 0) {
-        close(listener);
+    int ends[2];
+    require(pipe2(ends, O_CLOEXEC) == 0, CUDA_ERROR_OPERATING_SYSTEM);
+    const int file = memfd_create(kServiceFile, MFD_CLOEXEC);
+    const auto number = static_cast<std::uint32_t>(ends[0]);
+    if (file < 0 || write(file, &number, sizeof number) != sizeof number) {
+        for (const int fd : {ends[0], ends[1], file})
+            close(fd);
         throw Error{CUDA_ERROR_OPERATING_SYSTEM};
     }
-    OwnedFds::instance().add(listener);
-    start_thread(kServiceThreadName, accept_loop, listener);
+    for (const int fd : {ends[0], ends[1], file})
+        OwnedFds::instance().add(fd);
+    start_thread(kServiceThreadName, read_loop, ends[0]);
 }
 
 } // namespace simgpu

@@ -1,7 +1,10 @@
-// How another process reaches the checkpoint machine of this one: a thread that listens on an abstract unix socket.
+// How another process reaches the checkpoint machine of this one: a thread that reads calls from a pipe, and connects
+// to whoever called.
 //
-// One connection carries one request and one reply, then the service closes first, so that at a CRIU dump nothing but
-// the listening socket is open. Only the owner of the process and root are admitted.
+// The pipe has no name of its own, so any number of processes that were restored from one image can be reached: a memfd
+// says which descriptor it is, and whoever may look into /proc/<pid>/fd opens it there. One connection carries one
+// request and one reply, then the service closes first, so that at a CRIU dump none is open. Only the owner of the
+// process and root are admitted.
 #pragma once
 
 #include <cstdint>
@@ -11,10 +14,17 @@
 
 namespace simgpu {
 
-inline constexpr const char *kSocketPrefix = "woodfrog-simgpu-"; // then the process id and a random number
+inline constexpr const char *kServiceFile = "woodfrog-simgpu-service"; // the memfd: a u32, the pipe's read end
 inline constexpr const char *kServiceThreadName = "simgpu-service";
 inline constexpr std::uint32_t kServiceMagic = 0x77667368; // "wfsh", changes with the layout below
 inline constexpr unsigned kMaxGpuPairs = 64;
+
+// What is written into the pipe, in one piece: where the caller listens, a name as the kernel's autobind gives it.
+struct ServiceCall {
+    std::uint32_t magic = kServiceMagic;
+    std::uint32_t length = 0;
+    char name[24] = {}; // an abstract one, without the leading NUL
+};
 
 enum class CheckpointAction : std::uint32_t {
     kGetState = 1,

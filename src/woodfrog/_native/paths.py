@@ -39,3 +39,8 @@ def no_io_uring() -> Path:
 def enter() -> Path:
     """The program that stands beside a process while the driver checkpoints it (native/enter)."""
     return directory() / "woodfrog-enter"
+
+
+def init() -> Path:
+    """The program that runs CRIU in a PID namespace and stays there as process 1 (native/init)."""
+    return directory() / "woodfrog-init"

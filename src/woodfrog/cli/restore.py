@@ -29,6 +29,11 @@ def restore(
     standby: Annotated[
         bool, typer.Option("--standby/--no-standby", help="Take a standby process of the image if there is one.")
     ] = True,
+    new_pid_namespace: Annotated[
+        bool,
+        typer.Option("--new-pid-namespace", help="With its pids in a PID namespace of its own: any number can run."),
+    ] = False,
+    name: Annotated[str | None, typer.Option("--name", help="Name of the target (with --new-pid-namespace).")] = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -47,6 +52,8 @@ def restore(
                 store=store,
                 verify=verify,
                 standby=standby,
+                new_pid_namespace=new_pid_namespace,
+                name=name,
                 on_event=on_event,
             )
         details = target.details

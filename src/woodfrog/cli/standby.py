@@ -20,7 +20,12 @@ def standby(
             metavar="[IMAGE]", help="As for `restore`; with --end also a pid.", autocompletion=completion.images
         ),
     ] = None,
-    count: Annotated[int, typer.Option("--count", min=1, help="How many shall wait; this version has: 1.")] = 1,
+    count: Annotated[
+        int, typer.Option("--count", min=1, help="How many shall wait; several: each in a PID namespace.")
+    ] = 1,
+    new_pid_namespace: Annotated[
+        bool, typer.Option("--new-pid-namespace", help="In a PID namespace of its own even if it is the only one.")
+    ] = False,
     hold: Annotated[
         str,
         typer.Option("--hold", help="Where the data waits: host (taking costs a copy), device or mapped (a remap)."),
@@ -53,7 +58,15 @@ def standby(
             raise UsageError("there is no image named", advice="woodfrog standby IMAGE, or --list, or --end")
         gpu_map = gpu_mapping(gpu or [])
         with output.progress("standby", as_json=as_json) as on_event:
-            results = api.standby(image, count=count, hold=hold, gpu_map=gpu_map, store=store, on_event=on_event)
+            results = api.standby(
+                image,
+                count=count,
+                hold=hold,
+                new_pid_namespace=new_pid_namespace,
+                gpu_map=gpu_map,
+                store=store,
+                on_event=on_event,
+            )
         if as_json:
             output.print_json([result.to_dict() for result in results])
             return
@@ -61,9 +74,8 @@ def standby(
             output.phase_table(result.phases)
             output.warn(result.warnings)
             since = "waits" if result.new else "waits already"
-            output.say(
-                f"{result.image}: pid {result.pid} {since}, {human_bytes(result.bytes)} held in {result.hold} memory"
-            )
+            held = f"{human_bytes(result.bytes)} held in {result.hold} memory"
+            output.say(f"{result.image}: {result.name}, pid {result.pid}, {since}, {held}")
 
 
 def _list(pool: list[TargetInfo], as_json: bool) -> None:

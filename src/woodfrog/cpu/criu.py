@@ -19,9 +19,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from woodfrog.cpu import files, images, options, processes
+from woodfrog.cpu import files, images, options, pid_namespace, processes
+from woodfrog.cpu.pid_namespace import NewNamespace
 from woodfrog.cpu.processes import refuse_taken_numbers as refuse_taken_numbers  # part of this interface
 from woodfrog.cpu.reason import Kind, Reason, reason
+from woodfrog.cpu.rewrite import Changes
 from woodfrog.cpu.run import Finished, run
 from woodfrog.errors import (
     BadImageError,
@@ -61,6 +63,7 @@ class Restored:
     tasks: list[images.Task]
     elapsed_s: float
     notes: list[str] = field(default_factory=list)
+    init_pid: int = 0  # of a new PID namespace, its process 1, which is a child like the root otherwise
 
 
 @dataclass(frozen=True)
@@ -103,13 +106,15 @@ class Criu:
         log_directory: Path | None = None,
         ghost_limit_bytes: int = options.GHOST_LIMIT_BYTES,
         passed_over: Sequence[str] = (),
+        inner_pid: int | None = None,
     ) -> Dumped:
         """Save the process tree below `pid` (CPU side only) into `directory`, which is created 0700 and must be empty.
 
         With `leave_running` the tree runs on afterwards; without, it is left stopped, for the caller to kill
         once the image is durable or to continue. `shell_job` None decides by the tree's session. `connections`:
         all of the tree's TCP connections are between its own processes, and are saved. `passed_over`: names
-        (options.file_name) of files whose contents are the caller's affair. CRIU's log becomes part of the image.
+        (options.file_name) of files whose contents are the caller's affair. `inner_pid`: the tree runs in a PID
+        namespace (cpu.pid_namespace), where that is the number of its root. CRIU's log becomes part of the image.
         On failure the tree runs on, the log is kept in `log_directory` if given (its end is in the error's details
         either way), and RefusedError, NoSpaceError, TimeoutExceededError or WoodfrogError says why.
         """
@@ -128,7 +133,7 @@ class Criu:
         with _scratch(log_directory) as work:
             arguments = options.dump(
                 self.path,
-                pid=pid,
+                pid=pid if inner_pid is None else inner_pid,
                 images=directory,
                 work=work,
                 plugins=_no_plugins(work),
@@ -140,6 +145,8 @@ class Criu:
                 ghost_limit_bytes=ghost_limit_bytes,
                 passed_over=passed_over,
             )
+            if inner_pid is not None:
+                arguments = pid_namespace.enter(pid, arguments)
             finished = _call(arguments, timeout_s, work)
             if finished.returncode != 0:
                 if not leave_running:
@@ -170,8 +177,11 @@ class Criu:
         shell_job: bool = False,
         connections: bool = False,
         inherited: Mapping[str, int] | None = None,
+        namespace: NewNamespace | None = None,
+        changes: Changes | None = None,
     ) -> Restored:
-        """Bring the tree in `directory` back, with its old process numbers; returns when it runs.
+        """Bring the tree in `directory` back, with its old process numbers; returns when it runs. With `namespace`
+        these are its numbers in a PID namespace that is made for it, and nobody else's here matter.
 
         `directory` is only read. CRIU's log goes to `log_directory` as restore.log, if given; its end is in the details
         of an error either way. `inherited`: descriptors (the caller's) for what the dump passed over, by its names.
@@ -182,9 +192,10 @@ class Criu:
         if not directory.is_dir():
             raise BadImageError(f"The image has no CPU side: {directory} does not exist.", advice="Use another image.")
         tasks = images.tasks(directory)
-        refuse_taken_numbers(tasks)
+        if namespace is None:
+            refuse_taken_numbers(tasks)
         with _scratch(log_directory) as work, files.kept_links(directory):
-            source, file_plan = files.prepare(directory, work)
+            source, file_plan = files.prepare(directory, work, changes, namespace)
             arguments = options.restore(
                 self.path,
                 images=source,
@@ -195,17 +206,22 @@ class Criu:
                 unprivileged=_unprivileged(),
                 extra=options.inherited(inherited or {}),
             )
+            if namespace is not None:
+                numbers = {number for task in tasks for number in (task.pid, *task.threads)}
+                arguments = namespace.around(arguments, root_pid=tasks[0].pid, taken=numbers)
             began_ticks = processes.now_ticks()
             finished = _call(arguments, timeout_s, work, tuple((inherited or {}).values()))
             log = _log(work / options.RESTORE_LOG)
             if finished.returncode != 0:
-                processes.kill_remains(tasks, began_ticks)
+                if namespace is None:  # what was in a namespace has ended with it
+                    processes.kill_remains(tasks, began_ticks)
                 kept = _keep_log(work / options.RESTORE_LOG, log_directory)
                 raise _failure("restore", finished, log, kept, tasks[0].pid, timeout_s, TargetState.NONE)
             pid = _restored_pid(work / options.RESTORE_PID, tasks[0].pid)
+            init_pid = int(_log(work / pid_namespace.INIT_PID_FILE)) if namespace is not None else 0
             if log_directory is not None:
                 _keep_log(work / options.RESTORE_LOG, log_directory)
-        return Restored(pid, tasks, finished.elapsed_s, file_plan.notes)
+        return Restored(pid, tasks, finished.elapsed_s, file_plan.notes, init_pid)
 
 
 def find() -> Criu:

@@ -23,10 +23,12 @@ import os
 import re
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from woodfrog.cpu import images
+from woodfrog.cpu.pid_namespace import NewNamespace
+from woodfrog.cpu.rewrite import Changes, rewritten
 from woodfrog.errors import BadImageError, RefusedError, TargetState
 
 _LINK = re.compile(r"link_remap\.[0-9]+")  # criu/files-reg.c, create_link_remap
@@ -44,14 +46,16 @@ class FilePlan:
     notes: list[str] = field(default_factory=list)
 
 
-def plan(directory: Path) -> FilePlan:
-    """Compare the open files of the dump in `directory` with the filesystem as it is now; touches nothing."""
-    found = images.open_files(directory)
+def plan(directory: Path, changes: Changes | None = None, namespace: NewNamespace | None = None) -> FilePlan:
+    """Compare the open files of the dump in `directory` with the filesystem as it is now; touches nothing. `changes`:
+    other files are opened instead of some. With `namespace`, files are those that are bound there."""
+    paths = changes.paths if changes is not None else {}
+    found = [replace(file, path=paths.get(file.path, file.path)) for file in images.open_files(directory)]
     written = {file.path for file in found if _writes(file.flags)}
     result = FilePlan()
     for file in found:
         try:
-            status = Path(file.path).stat()
+            status = Path(namespace.seen_from_here(file.path) if namespace else file.path).stat()
         except FileNotFoundError:
             if file.path in written and _appends_only(file.flags) and Path(file.path).parent.is_dir():
                 result.recreate[file.path] = stat.S_IMODE(file.mode)
@@ -73,19 +77,29 @@ def plan(directory: Path) -> FilePlan:
             result.sizes[file.file_id] = status.st_size
             result.notes.append(f"{change}; the target writes on in it")
     for socket in images.socket_files(directory):
-        folder = Path(socket.path).parent
+        path = namespace.seen_from_here(socket.path) if namespace else socket.path
+        if namespace and path == socket.path and path in _bound_sockets():
+            # CRIU would take the name from whoever has it, most likely another instance.
+            result.problems.append(f"the Unix socket {path}, which the target was bound to, is in use")
+            continue
+        folder = Path(path).parent
         if str(folder) not in result.directories and not folder.exists():
             result.directories[str(folder)] = (socket.uid, socket.gid)
             result.notes.append(f"{folder} is gone; it is made again for the socket {Path(socket.path).name}")
     return result
 
 
-def prepare(directory: Path, scratch: Path) -> tuple[Path, FilePlan]:
-    """The folder to restore from: `directory` itself, or one in `scratch` whose file list has the sizes of now.
+def prepare(
+    directory: Path, scratch: Path, changes: Changes | None = None, namespace: NewNamespace | None = None
+) -> tuple[Path, FilePlan]:
+    """The folder to restore from: `directory` itself, or one in `scratch` whose file list has the sizes of now, and the
+    changes.
 
     Raises RefusedError naming every file that stands in the way. `scratch` must exist and belong to the caller.
     """
-    result = plan(directory)
+    changes = changes or Changes()
+    changes.require_ports(directory)
+    result = plan(directory, changes, namespace)
     if result.problems:
         raise RefusedError(
             "The target's files are not as they were at the checkpoint: " + "; ".join(result.problems) + ".",
@@ -97,16 +111,18 @@ def prepare(directory: Path, scratch: Path) -> tuple[Path, FilePlan]:
         _make_directory(Path(folder), uid, gid)
     for path, mode in result.recreate.items():
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        if changes.owner is not None and path in changes.paths.values() and os.geteuid() == 0:
+            os.fchown(descriptor, *changes.owner)
         os.fchmod(descriptor, mode)  # CRIU compares the permission bits too
         os.close(descriptor)
-    if not result.sizes:
+    if not (result.sizes or changes.paths or changes.ports):
         return directory, result
     overlay = scratch / "images"
     overlay.mkdir(mode=0o700)
     for entry in os.scandir(directory):
         if entry.name != "files.img":
             (overlay / entry.name).symlink_to(Path(entry.path).resolve())
-    patched = images.with_sizes((directory / "files.img").read_bytes(), result.sizes)
+    patched = rewritten((directory / "files.img").read_bytes(), changes, result.sizes)
     (overlay / "files.img").write_bytes(patched)
     return overlay, result
 
@@ -164,6 +180,12 @@ def _make_directory(folder: Path, uid: int, gid: int) -> None:
         missing.mkdir(mode=0o700)
         if os.geteuid() == 0:
             os.chown(missing, uid, gid, follow_symlinks=False)
+
+
+def _bound_sockets() -> set[str]:
+    """Paths that a Unix socket of this network namespace is bound to."""
+    lines = Path("/proc/net/unix").read_text(errors="surrogateescape").splitlines()[1:]
+    return {fields[7] for line in lines if len(fields := line.split(maxsplit=7)) == 8 and fields[7].startswith("/")}
 
 
 def _writes(flags: int) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from woodfrog.cpu import images
+from woodfrog.cpu import protobuf
 from woodfrog.errors import BadImageError
 
 WINDOW_BYTES = 16 << 10  # measured against 4 and 64 KiB: docs/format.md, "Pages of processes"
@@ -63,7 +63,7 @@ def _read(path: Path) -> tuple[str, Iterator[Range]]:
     """The name of the pages file, and the ranges that are in it."""
     if path.stat().st_size > _MAX_BYTES:
         raise BadImageError(f"{path.name} is too large")
-    records = images.records(path, _PAGEMAP_MAGIC)
+    records = protobuf.records(path, _PAGEMAP_MAGIC)
     head = next(records, {})
     number = _last(head, _HEAD_PAGES_ID)
     if number is None:
@@ -71,7 +71,7 @@ def _read(path: Path) -> tuple[str, Iterator[Range]]:
     return f"pages-{number}.img", _ranges(records)
 
 
-def _ranges(records: Iterable[images.Fields]) -> Iterator[Range]:
+def _ranges(records: Iterable[protobuf.Fields]) -> Iterator[Range]:
     for fields in records:
         address, pages = _last(fields, _VADDR), _last(fields, _PAGES)
         if pages is None:
@@ -85,7 +85,7 @@ def _ranges(records: Iterable[images.Fields]) -> Iterator[Range]:
             yield address, pages
 
 
-def _last(fields: images.Fields, number: int) -> int | None:
+def _last(fields: protobuf.Fields, number: int) -> int | None:
     value = fields.get(number, [None])[-1]
     return value if isinstance(value, int) else None
 

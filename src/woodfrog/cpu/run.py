@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import time
@@ -82,9 +83,35 @@ def still_running(work_directory: Path) -> int | None:
 
 
 def _kill_group(child: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
-    child.wait(timeout=_KILL_WAIT_S)
+    below = _children(child.pid)
+    try:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait(timeout=_KILL_WAIT_S)
+        # Process 1 of a PID namespace: ours to reap now, where we are a subreaper, and with it all that it ran.
+        for pidfd in below:
+            poll = select.poll()
+            poll.register(pidfd, select.POLLIN)
+            if poll.poll(_KILL_WAIT_S * 1000):
+                with contextlib.suppress(ChildProcessError):
+                    os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
+    finally:
+        for pidfd in below:
+            os.close(pidfd)
+
+
+def _children(pid: int) -> list[int]:
+    """A pidfd of each child in the group that `pid` leads; the caller closes them."""
+    found = []
+    try:
+        numbers = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    for number in numbers:
+        with contextlib.suppress(ProcessLookupError):
+            if os.getpgid(int(number)) == pid:
+                found.append(os.pidfd_open(int(number)))
+    return found
 
 
 def _private(path: str, flags: int) -> int:

@@ -164,7 +164,10 @@ class Node:
     def require_idle(self) -> None:
         """RefusedError while a target depends on this daemon or an operation is under way."""
         self.targets.forget_dead()
-        busy = [f"{operation} of process {pid}" for pid, operation in self.targets.operations.items()]
+        busy = [
+            f"{operation} of process {pid}" if pid > 0 else f"{operation} into a PID namespace"
+            for pid, operation in self.targets.operations.items()
+        ]
         held = [
             f"{notes.name} (process {notes.pid})"
             for table in (self.targets.suspended, self.targets.frozen)

@@ -33,12 +33,13 @@ from woodfrog.operations.checkpoint import end_tree
 from woodfrog.operations.context import Context
 from woodfrog.operations.dump_folder import folder_of, remove_abandoned
 from woodfrog.operations.frozen import FrozenTarget
+from woodfrog.operations.instance import end_namespace, use_outer_numbers
 from woodfrog.operations.members import AGENT_TIMEOUT_S
 from woodfrog.operations.migrate import MIGRATE, retreat
 from woodfrog.operations.notes import WARM, Notes, Record, read_notes, suspend_key, target_key
 from woodfrog.operations.resume import loan_of, spaces_of, suspend_driver
 from woodfrog.operations.space import Space
-from woodfrog.target import procfs
+from woodfrog.target import pid_namespace, procfs
 from woodfrog.target.identity import Identity, ProcessHandle
 
 log = logging.getLogger(__name__)
@@ -209,7 +210,15 @@ class Recovery:
         work = Path(notes.directory)
         _wait_for_criu(*work.glob("criu-*"), work)
         record = Record(self._keeper, key, exists=True)
-        found = self._restored_processes(notes)
+        init = pid_namespace.find(notes.instance) if notes.instance else None
+        if init is not None:
+            try:
+                use_outer_numbers(notes, pid_namespace.outer_numbers(init))
+            except BadImageError:
+                log.info("the restore of %s had not come far", notes.image)
+                notes.tree, notes.commands = [], []
+        # Without its namespace the numbers in the notes are those of strangers.
+        found = self._restored_processes(notes) if init is not None or not notes.instance else []
         if any(self._is_standby(identity) for identity in found):
             log.info("%s (process %d) waits in the standby pool", notes.name, notes.pid)
         elif found and self._restored_runs(notes):
@@ -219,6 +228,8 @@ class Recovery:
                 log.warning("ending process %d, left by a restore of %s that was cut off", identity.pid, notes.image)
                 with contextlib.suppress(NotFoundError), ProcessHandle(identity.pid, identity.start_ticks) as handle:
                     handle.kill()
+            if init is not None:
+                end_namespace(self._context.reaper, init.identity)
         record.drop()
         shutil.rmtree(work, ignore_errors=True)
 

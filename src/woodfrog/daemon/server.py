@@ -19,10 +19,12 @@ from typing import Any
 from woodfrog.daemon import peer, wire
 from woodfrog.errors import RefusedError, UsageError, WoodfrogError
 from woodfrog.operations.phases import Emit, as_woodfrog_error
+from woodfrog.target import pid_namespace
 
 log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 256
+PROCESS_PARAMETERS = ("target", "out", "in", "pid")  # which a caller may give by number
 WAITING_VERBS = frozenset({"wait"})  # a daemon that ends does not wait for these
 BACKLOG = 128
 # A client that does not read its events counts as gone after this: it must not hold up an operation on a frozen target.
@@ -101,13 +103,14 @@ class Server:
     def _serve_connection(self, connection: socket.socket) -> None:
         stream = _Stream(connection)
         calls: dict[int, Call] = {}
+        caller_pid = peer.credentials(connection).pid
         try:
             while (request := wire.receive_request(connection)) is not None:
                 if request.verb == "cancel":
                     stopped = _cancel(calls, request.params)
                     stream.answer(wire.Answer(request.id, result={"cancelled": stopped}, last=True))
                     continue
-                self._begin(stream, calls, request)
+                self._begin(stream, calls, request, caller_pid)
         except UsageError as failure:
             log.warning("closing a connection: %s", failure.reason)
             stream.answer(wire.Answer(0, error=failure.to_dict(), last=True))
@@ -117,8 +120,9 @@ class Server:
             stream.close_when_idle()
             self._connections.release()
 
-    def _begin(self, stream: _Stream, calls: dict[int, Call], request: wire.Request) -> None:
-        call = Call(request.params, lambda event: stream.answer(wire.Answer(request.id, event=event)))
+    def _begin(self, stream: _Stream, calls: dict[int, Call], request: wire.Request, caller_pid: int) -> None:
+        params = with_outer_numbers(request.params, caller_pid)
+        call = Call(params, lambda event: stream.answer(wire.Answer(request.id, event=event)))
         calls[request.id] = call
         stream.hold()
 
@@ -191,6 +195,13 @@ def _cancel(calls: dict[int, Call], params: dict[str, Any]) -> bool:
     if call is None:
         return False
     return call.cancel("the client asked for it")
+
+
+def with_outer_numbers(params: dict[str, Any], caller_pid: int) -> dict[str, Any]:
+    """Numbers of processes as we know them: a target in a PID namespace that asks for its own checkpoint gives the
+    number that it has in there."""
+    given = {name: value for name in PROCESS_PARAMETERS if isinstance(value := params.get(name), int)}
+    return {**params, **{name: pid_namespace.from_caller(pid, caller_pid) for name, pid in given.items()}}
 
 
 def required(params: dict[str, Any], name: str, kind: type) -> Any:

@@ -1,15 +1,17 @@
 """The standby pool: which restored processes wait for which image, filling it, taking from it, ending what is in it.
 
 What is in it are suspended targets whose notes say `hold`; the keeper has them, so that a daemon that starts finds the
-pool of its predecessor. One process an image: it has the process number that the image says. Must never leave data
-behind whose process has ended.
+pool of its predecessor. One process of an image can have the numbers that the image says; more are each in a PID
+namespace of their own. Must never leave data behind whose process has ended.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from woodfrog.daemon.targets import Targets
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+MAX_COUNT = 1000
 NO_LIMIT_S = 1e6  # of a wait for the end of a process, in one piece
 
 
@@ -51,31 +54,36 @@ class StandbyPool:
     def fill(
         self, run: Run, request: RestoreRequest, manifest: Manifest, hold: str, count: int, call: Call
     ) -> list[dict[str, Any]]:
-        """`count` processes of that image wait afterwards; those that did before are told of as well."""
+        """`count` processes of that image wait afterwards; those that did before are told of as well. Of several each
+        new one is in a PID namespace of its own. When one cannot be made, those before it stay."""
         if hold not in (HOLD_HOST, HOLD_DEVICE, HOLD_MAPPED):
             raise UsageError(f"data cannot be held in {hold!r}", advice="host, device or mapped")
-        if count != 1:
-            raise RefusedError(
-                f"{count} standby processes of one image were asked for, and this version keeps one: each has the "
-                "process number that it had when it was checkpointed, which is there once",
-                advice="count 1; restore it, and a new one can be made once that process has ended",
-            )
-        root_pid = manifest.cpu.root_pid if manifest.cpu else manifest.gpu_pid
-        there = self._matching(manifest, request.gpu_map)
-        if there:
-            return [self._told(notes) for notes in there]
+        if not 1 <= count <= MAX_COUNT:
+            raise UsageError(f"{count} standby processes make no sense", advice=f"1 to {MAX_COUNT}")
+        if count > 1 and request.name:
+            raise UsageError("several processes cannot have one name", advice="leave out --name")
+        request = replace(request, new_pid_namespace=request.new_pid_namespace or count > 1)
+        told = [self._told(notes) for notes in self._matching(manifest, request)][:count]
+        if not request.new_pid_namespace and not told:
+            self._refuse_waiting_numbers(request, manifest)
+        while len(told) < count:
+            with self._targets.for_restore(request, manifest) as (turn, named):
+                result = run("standby", turn, call, partial(Standby, self._context, named, hold, call.emit))
+            for notes in self._all():
+                if notes.pid == result["pid"]:
+                    self._watch(notes)
+            told.append({**result, "new": True})
+        return told
+
+    def _refuse_waiting_numbers(self, request: RestoreRequest, manifest: Manifest) -> None:
         for notes in self._all():
             if set(notes.tree) & {process.pid for process in manifest.processes}:
                 raise RefusedError(
                     f"process {notes.pid} of {notes.image} waits in the standby pool, and {request.image} needs its "
                     "number",
-                    advice=f"woodfrog standby --end {notes.image}",
+                    advice=f"woodfrog standby --end {notes.image}, or standby with --new-pid-namespace",
                     pid=notes.pid,
                 )
-        result = run("standby", root_pid, call, lambda: Standby(self._context, request, hold, call.emit))
-        for notes in self._matching(manifest, request.gpu_map):
-            self._watch(notes)
-        return [{**result, "new": True}]
 
     # ── taking ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -83,7 +91,7 @@ class StandbyPool:
         self, run: Run, request: RestoreRequest, manifest: Manifest, call: Call
     ) -> tuple[dict[str, Any], Notes | None] | None:
         """A waiting process of that image runs on: the restore's result, and what is to be promoted; or None."""
-        for notes in self._matching(manifest, request.gpu_map):
+        for notes in self._matching(manifest, request):
             taken: list[Take] = []
 
             def make(notes: Notes = notes, taken: list[Take] = taken) -> Take:
@@ -149,14 +157,17 @@ class StandbyPool:
     def _all(self) -> list[Notes]:
         return [notes for notes in list(self._context.suspended.values()) if notes.hold]
 
-    def _matching(self, manifest: Manifest, gpu_map: Mapping[str, str]) -> list[Notes]:
+    def _matching(self, manifest: Manifest, request: RestoreRequest) -> list[Notes]:
         """Those of this very image (its operation's number is its own, wherever it was copied to) that are alive, on
-        the GPUs that were asked for."""
+        the GPUs, in a namespace and with the name that were asked for."""
+        gpu_map = request.gpu_map
         wanted = {one.ordinal: gpu_map[one.uuid] for one in manifest.devices if one.uuid in gpu_map}
         return [
             notes
             for notes in self._all()
             if notes.operation_id == manifest.operation
+            and (notes.instance or not request.new_pid_namespace)
+            and request.name in ("", notes.name)
             and wanted.items() <= notes.devices.items()
             and Identity(notes.pid, notes.start_ticks).is_alive()
         ]
@@ -167,6 +178,7 @@ class StandbyPool:
             "name": notes.name,
             "pid": notes.pid,
             "root_pid": notes.root_pid,
+            "instance": notes.instance,
             "state": "standby",
             "hold": notes.hold,
             "new": False,

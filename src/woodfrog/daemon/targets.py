@@ -10,17 +10,23 @@ import contextlib
 import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from woodfrog.daemon.agents import Agents
 from woodfrog.errors import NotFoundError, TargetState, UsageError, WoodfrogError
 from woodfrog.operations.notes import Notes
 from woodfrog.operations.survey import Numbering, log_path_of
-from woodfrog.target import discovery, procfs
+from woodfrog.target import discovery, pid_namespace, procfs
 from woodfrog.target.identity import Identity
 
+if TYPE_CHECKING:
+    from woodfrog.image.manifest import Manifest
+    from woodfrog.operations.restore import RestoreRequest
+
 Key = tuple[int, int]
+MAX_NAME = 63  # store.names
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,8 @@ class Targets:
         self._lock = threading.Lock()
         self._busy: dict[int, threading.Lock] = {}
         self._names: dict[Identity, str] = {}
+        self._turns = count(1)  # below 0: of operations that need not wait for any other
+        self._new_names: set[str] = set()  # of targets that are being made
         self.operations: dict[int, str] = {}  # root pid -> the operation under way
         self.suspended: dict[Key, Notes] = {}
         self.frozen: dict[Key, Notes] = {}
@@ -87,6 +95,33 @@ class Targets:
         return found[0]
 
     @contextlib.contextmanager
+    def new_name(self, wanted: str, *, exactly: bool) -> Iterator[str]:
+        """A name that no target has, and nobody else gets within: `wanted`, or with -2, -3 … behind it. UsageError when
+        it must be that one `exactly` and somebody has it."""
+        known = {row.name for row in self._known()}
+        with self._lock:
+            taken = known | self._new_names
+            name = next(one for one in names_like(wanted) if one not in taken)
+            if exactly and name != wanted:
+                raise UsageError(f"there is a target named {wanted!r} already", advice="choose another --name")
+            self._new_names.add(name)
+        try:
+            yield name
+        finally:
+            with self._lock:
+                self._new_names.discard(name)
+
+    @contextlib.contextmanager
+    def for_restore(self, request: RestoreRequest, manifest: Manifest) -> Iterator[tuple[int, RestoreRequest]]:
+        """Whose turn a restore waits for (restores to the same numbers take turns), and the request with a name."""
+        if not request.new_pid_namespace:
+            yield manifest.cpu.root_pid if manifest.cpu else manifest.gpu_pid, request
+            return
+        wanted = request.name or manifest.target_name or manifest.name
+        with self.new_name(wanted, exactly=bool(request.name)) as name:
+            yield -next(self._turns), replace(request, name=name)
+
+    @contextlib.contextmanager
     def one_at_a_time(self, root_pid: int, operation: str) -> Iterator[None]:
         """Operations on one target take turns."""
         with self._lock:
@@ -97,6 +132,8 @@ class Targets:
                 yield
             finally:
                 self.operations.pop(root_pid, None)
+                if root_pid < 0:
+                    self._busy.pop(root_pid, None)
 
     def rows(self) -> list[dict[str, Any]]:
         """For `ps`, by pid."""
@@ -179,7 +216,7 @@ class Targets:
     def _add(self, rows: dict[Key, Resolved], pid: int, start_ticks: int, name: str) -> None:
         key = (pid, start_ticks)
         if key not in rows and Identity(pid, start_ticks).is_alive():
-            shown = name or self.name_of(Identity(pid, start_ticks)) or f"pid-{pid}"
+            shown = pid_namespace.name_of(pid) or name or self.name_of(Identity(pid, start_ticks)) or f"pid-{pid}"
             rows[key] = Resolved(shown, pid, start_ticks, root_of(pid), TargetState.RUNNING, (key,))
 
 
@@ -199,6 +236,14 @@ def _jobs(rows: Iterable[Resolved]) -> list[Resolved]:
         members = sorted({member for row in (first, *others) for member in row.members})
         result.append(replace(first, members=tuple(members)))
     return result
+
+
+def names_like(wanted: str) -> Iterator[str]:
+    """`wanted`, and with -2, -3 … behind it, within the length that a name may have."""
+    yield wanted
+    for number in count(2):
+        suffix = f"-{number}"
+        yield wanted[: MAX_NAME - len(suffix)] + suffix
 
 
 def root_of(pid: int) -> int:

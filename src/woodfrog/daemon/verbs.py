@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from woodfrog.daemon.instances import INSTANCE_PARAMETERS, instance_of
 from woodfrog.daemon.node import Node
 from woodfrog.daemon.promotions import Promotion
 from woodfrog.daemon.server import Call, Verb, optional, refuse_unknown, required
@@ -25,6 +26,7 @@ from woodfrog.operations.restore import Restore, RestoreRequest
 from woodfrog.operations.resume import Resume, ResumeRequest
 from woodfrog.operations.suspend import Suspend, SuspendRequest
 from woodfrog.operations.switch import Switch, SwitchRequest
+from woodfrog.target import pid_namespace
 from woodfrog.target.identity import ProcessHandle
 
 if TYPE_CHECKING:
@@ -126,7 +128,7 @@ class Verbs:
 
     def restore(self, call: Call) -> dict[str, Any]:
         params = call.params
-        refuse_unknown(params, {"image", "store", "gpu_map", "mode", "verify", "standby", "wait"})
+        refuse_unknown(params, {"image", "store", "gpu_map", "mode", "verify", "standby", "wait", *INSTANCE_PARAMETERS})
         mode = optional(params, "mode", str, EAGER)
         if mode not in MODES:
             raise UsageError(f"there is no restore mode {mode!r}", advice=f"this version has: {', '.join(MODES)}")
@@ -140,17 +142,18 @@ class Verbs:
             gpu_map=self._gpu_map(params, manifest),
             verify=optional(params, "verify", bool, False),
             mode=mode,
+            **instance_of(params),
         )
-        root_pid = manifest.cpu.root_pid if manifest.cpu else manifest.gpu_pid
         taken = None
         if optional(params, "standby", bool, True):
             taken = self._node.standby.take(self._run, request, manifest, call)
         if taken is not None:
             result, promoting = taken
         else:
-            restore = Restore(context, request, call.emit)
-            result = self._run("restore", root_pid, call, lambda: restore)
-            promoting = restore.promotion
+            with self._node.targets.for_restore(request, manifest) as (turn, named):
+                restore = Restore(context, named, call.emit)
+                result = self._run("restore", turn, call, lambda: restore)
+                promoting = restore.promotion
         promotion = self._promote(promoting)
         with ProcessHandle(result["pid"]) as handle:
             self._node.targets.remember_name(handle.identity, result["name"])
@@ -188,12 +191,12 @@ class Verbs:
     def standby(self, call: Call) -> list[dict[str, Any]]:
         """Processes of an image, restored and waiting: as many as asked for, those that are there counted."""
         params = call.params
-        refuse_unknown(params, {"image", "store", "gpu_map", "hold", "count"})
+        refuse_unknown(params, {"image", "store", "gpu_map", "hold", "count", *INSTANCE_PARAMETERS})
         context = self._node.context
         image, store = required(params, "image", str), _place(optional(params, "store", str, ""))
         manifest = context.store(store).manifest(image)
         gpu_map = self._gpu_map(params, manifest)
-        request = RestoreRequest(image=image, store=store, gpu_map=gpu_map)
+        request = RestoreRequest(image=image, store=store, gpu_map=gpu_map, **instance_of(params))
         hold, count = optional(params, "hold", str, HOLD_HOST), optional(params, "count", int, 1)
         return self._node.standby.fill(self._run, request, manifest, hold, count, call)
 
@@ -279,7 +282,11 @@ class Verbs:
         pid = required(call.params, "pid", int)
         with ProcessHandle(pid) as handle:
             identity = handle.identity
+            # In a PID namespace its process 1 has reaped it, ends with its status, and is ours to reap.
+            init = pid_namespace.init_above(pid)
             handle.wait(MAX_TIMEOUT_S)
+        if init is not None:
+            identity = init.identity
         status = self._node.reaper.wait(identity, 1.0)
         if status is None:
             return {"pid": pid, "exit_code": None, "signal": None}

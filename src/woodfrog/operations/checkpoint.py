@@ -35,13 +35,14 @@ from woodfrog.operations.frozen import FrozenTarget
 from woodfrog.operations.history import Baseline, LastImage
 from woodfrog.operations.increment import Increment
 from woodfrog.operations.lent import LentMemory
+from woodfrog.operations.instance import end_namespace
 from woodfrog.operations.phases import Beside, Emit, Phase, Step
 from woodfrog.operations.precopy import Precopy
 from woodfrog.operations.rings import take_rings
 from woodfrog.operations.space import Space
 from woodfrog.operations.staging import first_positions
 from woodfrog.operations.survey import Surveyed, survey
-from woodfrog.target import connections
+from woodfrog.target import connections, pid_namespace
 from woodfrog.target.process import ProcessTree
 
 if TYPE_CHECKING:
@@ -363,6 +364,7 @@ class Checkpoint(FreezingOperation):
             self._dumped = self._criu.dump(
                 self._target.notes.root_pid,
                 self._writing.directory / "cpu",
+                inner_pid=pid_namespace.inner_root(self._target.notes.root_pid),
                 leave_running=not self._request.stop,
                 connections=connections.of_tree(self._target.notes.tree).closed_circle,
                 timeout_s=self._limits.long_s,
@@ -586,8 +588,11 @@ def end_tree(context: Context, root_pid: int, alive: bool) -> None:
     """Kill the tree below `root_pid` and wait for its end; nothing happens when it has ended already."""
     if not alive:
         return
+    init = pid_namespace.init_above(root_pid)
     with contextlib.suppress(NotFoundError), ProcessTree(root_pid) as tree:
         ours = [process.identity for process in tree.processes if process.parent_pid == os.getpid()]
         tree.kill()
         for identity in ours:
             context.reaper.wait(identity, REAP_TIMEOUT_S)
+    if init is not None:
+        end_namespace(context.reaper, init.identity)

@@ -15,6 +15,7 @@ from woodfrog.image.manifest import Manifest
 from woodfrog.image.repository import ImageRepository
 from woodfrog.operations.notes import HandleNote
 from woodfrog.target.identity import Identity
+from woodfrog.target.pid_namespace import inner_number
 
 if TYPE_CHECKING:
     from woodfrog.operations.survey import Surveyed
@@ -90,8 +91,9 @@ def _look(surveyed: Surveyed, images: ImageRepository, name: str) -> LastImage |
 
 
 def _is_of(manifest: Manifest, surveyed: Surveyed) -> bool:
-    return manifest.gpu_pid == surveyed.pid and any(
-        process.pid == surveyed.pid and process.start_ticks == surveyed.start_ticks for process in manifest.processes
+    pid = inner_number(surveyed.pid)
+    return manifest.gpu_pid == pid and any(
+        process.pid == pid and process.start_ticks == surveyed.start_ticks for process in manifest.processes
     )
 
 

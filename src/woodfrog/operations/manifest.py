@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from woodfrog.driver import devices as driver_devices
 from woodfrog.errors import BadImageError
 from woodfrog.image import manifest as m
@@ -20,6 +22,7 @@ from woodfrog.operations.notes import Notes
 from woodfrog.operations.placement import machine_gpus
 from woodfrog.operations.survey import Surveyed
 from woodfrog.target import wire
+from woodfrog.target.pid_namespace import init_of, inner_number
 from woodfrog.target.process import ProcessInfo
 
 if TYPE_CHECKING:
@@ -40,6 +43,7 @@ class Draft:
     environment: m.Environment
     runtime_directory: str
     visible_gpus: list[str]  # all of the machine: a restore onto other GPUs must name every one of them
+    numbers: dict[int, int]  # of processes here → in their PID namespace, which is what CRIU's images have
 
     @classmethod
     def of(cls, context: Context, surveyed: Surveyed, notes: Notes) -> Draft:
@@ -50,6 +54,13 @@ class Draft:
             environment=_environment(surveyed, notes),
             runtime_directory=str(context.runtime_directory),
             visible_gpus=machine_gpus(context)[:MAX_VISIBLE_GPUS],
+            numbers={
+                pid: inner_number(pid)
+                for process in surveyed.processes
+                for pid in (process.pid, process.parent_pid, process.session_id)
+            }
+            if init_of(surveyed.root_pid) is not None
+            else {},
         )
 
     def finish(
@@ -92,14 +103,19 @@ class Draft:
             woodfrog_version=version(),
             operation=notes.operation_id,
             target_name=notes.name,
-            gpu_pid=notes.pid,
-            gpu_processes=[m.GpuProcess(pid=one.pid, devices=one.devices) for one in several],
+            gpu_pid=self._inside(notes.pid),
+            gpu_processes=[m.GpuProcess(pid=self._inside(one.pid), devices=one.devices) for one in several],
             leave_running=leave_running,
             driver=self.driver,
             devices=self.devices,
             host=host(),
-            processes=[_process(process) for process in self.surveyed.processes],
-            environment=self.environment,
+            processes=[
+                msgspec.structs.replace(
+                    _process(process), pid=self._inside(process.pid), parent_pid=self._inside(process.parent_pid)
+                )
+                for process in self.surveyed.processes
+            ],
+            environment=msgspec.structs.replace(self.environment, session_id=self._inside(self.environment.session_id)),
             parent=parent or None,
             chunk_bytes=chunk_bytes,
             handles=handles,
@@ -116,11 +132,14 @@ class Draft:
                 )
                 for mapping in target.mappings
             ),
-            cpu=_cpu(dumped, criu, notes),
+            cpu=_cpu(dumped, criu, self._inside(notes.root_pid)),
             phases=[m.Phase(name, seconds) for name, seconds in phases.items()],
             stall_s=target.stall_s,
             notes={"runtime_directory": self.runtime_directory, "visible_gpus": ",".join(self.visible_gpus)},
         )
+
+    def _inside(self, pid: int) -> int:
+        return self.numbers.get(pid, pid)
 
 
 def version() -> str:
@@ -210,11 +229,11 @@ def _environment(surveyed: Surveyed, notes: Notes) -> m.Environment:
     )
 
 
-def _cpu(dumped: Dumped | None, criu: Criu | None, notes: Notes) -> m.CpuState | None:
+def _cpu(dumped: Dumped | None, criu: Criu | None, root_pid: int) -> m.CpuState | None:
     if dumped is None or criu is None:
         return None
     options = [name for name, given in ((SHELL_JOB, dumped.shell_job), (CONNECTIONS, dumped.connections)) if given]
-    return m.CpuState(version=criu.version_text, options=options, root_pid=notes.root_pid)
+    return m.CpuState(version=criu.version_text, options=options, root_pid=root_pid)
 
 
 def _link(pid: int, name: str) -> str:

@@ -87,6 +87,7 @@ class Notes(msgspec.Struct, kw_only=True):
     level: str = COLD  # of a suspended target
     mode: str = ""  # of a promotion: the restore's
     hold: str = ""  # of a standby process (a suspended target that was restored to wait): where its data is
+    instance: str = ""  # of a target that was restored into a PID namespace of its own (target.pid_namespace)
     store: str = ""
     directory: str = ""  # where an image is being written; CRIU's command line names it
     image: str = ""  # of a restore: the image it comes from; of a checkpoint: the name of the one being written

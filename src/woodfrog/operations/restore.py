@@ -33,6 +33,7 @@ from woodfrog.operations.data import GpuData, JointProgress, require_digests
 from woodfrog.operations.frozen import FrozenTarget, OnOneTarget
 from woodfrog.operations.history import LastImage
 from woodfrog.operations.lent import LentMemory
+from woodfrog.operations.instance import Instance
 from woodfrog.operations.limits import PhaseLimits
 from woodfrog.operations.manifest import CONNECTIONS, SHELL_JOB, kind_name
 from woodfrog.operations.notes import HandleNote, MemberNote, Notes, Record, boot_ticks, promote_key, restore_key
@@ -65,6 +66,8 @@ class RestoreRequest:
     gpu_map: dict[str, str] = field(default_factory=dict)
     verify: bool = False
     mode: str = EAGER
+    new_pid_namespace: bool = False
+    name: str = ""  # in a new PID namespace, one that no other target has
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,7 @@ class Restore(OnOneTarget):
         self._restored = False  # the tree is there
         self._on_host: dict[int, int] = {}  # the NUMA nodes of handles, by index, that are to be promoted
         self._promoting: Record | None = None
+        self._instance = Instance()
 
     def run(self) -> dict[str, Any]:
         """Do it; the result as `daemon.sock` carries it. Raises a WoodfrogError; then nothing of the target is left."""
@@ -158,10 +162,13 @@ class Restore(OnOneTarget):
         self._refuse_other_runtime_directory(manifest)
         chosen = compatibility.map_gpus(manifest, machine.gpus(context), request.gpu_map)
         pairs = [(old, gpu.uuid) for old, gpu in chosen.items() if gpu is not None]
-        # Before anything is fetched: the commonest obstacle is the original, still alive. Threads are looked at later.
-        pids = [process.pid for process in manifest.processes]
-        await_reaping(pids)
-        criu_module.refuse_taken_numbers([criu_images.Task(pid, 0, 0, 0, ()) for pid in pids])
+        if request.new_pid_namespace:
+            self._instance = Instance.plan(context, manifest, request.name or manifest.target_name or manifest.name)
+        else:
+            # Before anything is fetched: the commonest obstacle is the original, still alive. Threads: `_extract`.
+            pids = [process.pid for process in manifest.processes]
+            await_reaping(pids)
+            criu_module.refuse_taken_numbers([criu_images.Task(pid, 0, 0, 0, ()) for pid in pids])
         self._plan = RestorePlan(
             image=image.reference,
             pid=manifest.gpu_pid,
@@ -215,11 +222,14 @@ class Restore(OnOneTarget):
     def _make_notes(self, manifest: Manifest, pairs: list[tuple[str, str]]) -> Notes:
         assert manifest.cpu is not None
         here = dict(pairs)
-        directory = self._context.runtime_directory / f"restore-{manifest.operation}-{os.getpid()}"
+        instance = self._instance
+        own = f"{os.getpid()}-{instance.number}" if instance.number else f"{os.getpid()}"
+        directory = self._context.runtime_directory / f"restore-{manifest.operation}-{own}"
         return Notes(
             operation="restore",
             operation_id=manifest.operation,
-            name=manifest.target_name or manifest.name,
+            name=instance.name or manifest.target_name or manifest.name,
+            instance=instance.number,
             pid=manifest.gpu_pid,
             start_ticks=0,  # known once CRIU is done, as those of the members
             members=[MemberNote(one.pid, 0, dict(one.devices)) for one in manifest.gpu_processes],
@@ -235,7 +245,7 @@ class Restore(OnOneTarget):
             devices={device.ordinal: here[device.uuid] for device in manifest.devices},
             gpu_pairs=placement.pairs_of_image(self._context, manifest, pairs),
             handles=_handle_notes(manifest),
-            log_path=manifest.environment.log_path,
+            log_path=instance.log_path or manifest.environment.log_path,
         )
 
     def _require_room(self, manifest: Manifest) -> None:
@@ -304,7 +314,8 @@ class Restore(OnOneTarget):
         extracting = transfer.Progress()
         with self.runner.counting("extract", JointProgress([extracting])):
             self._opened.extract_cpu(self._cpu_folder.path, progress=extracting)
-        criu_module.refuse_taken_numbers(criu_images.tasks(self._cpu_folder.path))
+        if not self._instance.number:
+            criu_module.refuse_taken_numbers(criu_images.tasks(self._cpu_folder.path))
 
     def _cpu(self) -> None:
         assert self._criu is not None
@@ -312,22 +323,27 @@ class Restore(OnOneTarget):
         assert self._work is not None
         assert self._cpu_folder is not None
         assert self._control_files is not None
-        notes = self._notes
-        self._record = Record(self._context.keeper, restore_key(notes.pid, notes.operation_id))
+        notes, instance = self._notes, self._instance
+        self._record = Record(
+            self._context.keeper, restore_key(notes.pid, instance.record_number or notes.operation_id)
+        )
         self._record.keep(notes, [])
         manifest = self._opened.manifest
         assert manifest.cpu is not None
         try:
             with self._control_files.filled(self._opened) as inherited:
-                self._criu.restore(
+                restored = self._criu.restore(
                     self._cpu_folder.path,
                     log_directory=self._work,
                     timeout_s=self._limits.long_s,
                     shell_job=SHELL_JOB in manifest.cpu.options,
                     connections=CONNECTIONS in manifest.cpu.options,
                     inherited=inherited,
+                    namespace=instance.namespace,
+                    changes=instance.changes,
                 )
                 self._restored = True
+                instance.found(self._context.reaper, restored, notes)
                 self._context.reaper.adopt(notes.tree)
         except WoodfrogError as failure:
             self._keep_log(failure)
@@ -394,7 +410,10 @@ class Restore(OnOneTarget):
 
     def _end_tree(self) -> None:
         assert self._notes is not None
-        end_tree(self._context, self._notes.root_pid, self._restored)
+        if self._instance.number:
+            self._instance.end(self._context.reaper)
+        else:
+            end_tree(self._context, self._notes.root_pid, self._restored)
         self._restored = False
         for record in (self._record, self._promoting):
             if record is not None:
@@ -410,7 +429,9 @@ class Restore(OnOneTarget):
             self._data.release()
 
     def _settle(self, failure: WoodfrogError) -> WoodfrogError:
-        if self._notes is not None:
+        if self._instance.number and not self.runner.committed:
+            failure.pid = None  # what it had inside is another process's number here
+        elif self._notes is not None:
             failure.pid = failure.pid or self._notes.pid
         if self.runner.committed:
             failure.target_state = TargetState.RUNNING
@@ -469,6 +490,7 @@ class Restore(OnOneTarget):
             "pid": self._notes.pid,
             "gpu_pids": [member.pid for member in self._notes.gpu_processes],
             "root_pid": self._notes.root_pid,
+            "instance": self._notes.instance,
             "image": self._plan.image,
             "state": TargetState.RUNNING,
             "log": self._notes.log_path,

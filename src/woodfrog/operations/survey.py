@@ -13,6 +13,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from woodfrog.cpu.pid_namespace import require_privilege
 from woodfrog.driver import features
 from woodfrog.driver.process import DriverProcess, ProcessState, is_cuda_process
 from woodfrog.errors import RefusedError
@@ -21,7 +22,7 @@ from woodfrog.operations import room
 from woodfrog.operations.context import Context
 from woodfrog.operations.members import AGENT_TIMEOUT_S
 from woodfrog.operations.notes import MemberNote, Notes, boot_ticks
-from woodfrog.target import limits, preconditions
+from woodfrog.target import limits, pid_namespace, preconditions
 from woodfrog.target.memory import Survey
 from woodfrog.target.process import ProcessInfo, ProcessTree
 
@@ -143,12 +144,16 @@ def survey(context: Context, root_pid: int, *, image: bool) -> Surveyed:
         answers = {pid: link.survey() for pid, link in links.items()}
         obstacles = preconditions.survey(tree, agent_surveys=answers, is_cuda_process=is_cuda_process)
         preconditions.refuse(obstacles, image=image)
+        own_name = pid_namespace.name_of(root_pid)
+        if image and own_name:
+            require_privilege("the image of a target in a PID namespace of its own")
         process = users[0]
         ordered = [answers[user.pid] for user in users if user.pid in answers]
         limits.require_open_files(2 * sum(answer.owned_count for answer in ordered))  # the exported, and maps of them
         numbering = Numbering()
         surveyed = Surveyed(
-            name=next((link.hello.name for link in links.values() if link.hello.name), "")
+            name=own_name
+            or next((link.hello.name for link in links.values() if link.hello.name), "")
             or context.name_of(process.identity)
             or f"pid-{process.pid}",
             pid=process.pid,

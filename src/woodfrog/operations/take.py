@@ -96,6 +96,7 @@ class Take:
             **self._resume.result(),
             "root_pid": notes.root_pid,
             "image": notes.image,
+            "instance": notes.instance,
             "log": notes.log_path,
             "cpu_bytes": manifest.cpu_bytes,
             "verified": self._request.verify,

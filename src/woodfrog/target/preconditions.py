@@ -15,6 +15,7 @@ from enum import Enum
 from woodfrog.errors import RefusedError
 from woodfrog.target import procfs
 from woodfrog.target.memory import Survey
+from woodfrog.target.pid_namespace import init_of
 from woodfrog.target.pipes import outside_pipes
 from woodfrog.target.process import FileKind, ProcessInfo, ProcessTree
 
@@ -191,6 +192,8 @@ def _of_namespaces(process: ProcessInfo, own: dict[str, str]) -> Iterator[Obstac
     # CRIU would have to dump and rebuild these namespaces, which woodfrog does not ask it to.
     other = [kind for kind in ("pid", "mnt", "net", "ipc", "uts", "user") if kind in process.namespaces]
     differing = [kind for kind in other if own.get(kind) != process.namespaces[kind]]
+    if set(differing) <= {"pid", "mnt"} and init_of(process.pid) is not None:
+        return  # restored by woodfrog with --new-pid-namespace: CRIU runs in there as well
     if differing:
         yield Obstacle(
             "namespaces",

@@ -91,6 +91,11 @@ class Reaper:
         self._wake()
         return adopted
 
+    def is_watched(self, identity: Identity) -> bool:
+        """Whether this process was adopted and has not been reaped yet."""
+        with self._changed:
+            return identity in self._watched
+
     def status(self, identity: Identity) -> ExitStatus | None:
         """How a process that was adopted has ended; None while it runs."""
         with self._changed:

@@ -58,13 +58,13 @@ def test_a_restore_that_shall_not_take_it_says_who_has_the_number(product: Produ
     taken.check_runs_right()
 
 
-def test_a_second_one_of_an_image_is_refused_by_name_and_the_same_one_is_told_of(product: Product) -> None:
+def test_the_same_one_is_told_of_and_what_makes_no_sense_is_refused(product: Product) -> None:
     image, target = stopped_image(product)
     assert standby(product, image)["new"]
     told = standby(product, image)
     assert (told["new"], told["pid"]) == (False, target.pid)
-    with pytest.raises(RefusedError, match="process number"):
-        standby(product, image, count=2)
+    with pytest.raises(UsageError, match="no sense"):
+        standby(product, image, count=0)
     with pytest.raises(UsageError, match="held"):
         standby(product, image, hold="moon")
     for verb in ("checkpoint", "suspend"):

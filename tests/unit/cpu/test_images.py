@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from woodfrog.cpu import files, images
+from woodfrog.cpu import files, images, protobuf
+from woodfrog.cpu.rewrite import Changes, rewritten
 from woodfrog.errors import BadImageError
 
 COMMON, PSTREE, FILES, REMAP = 0x54564319, 0x50273030, 0x56303138, 0x59133954
@@ -80,12 +81,12 @@ def test_links_of_deleted_files_are_named(tmp_path: Path) -> None:
 def test_only_the_wanted_sizes_change(tmp_path: Path) -> None:
     records = [regular(n, b"/data/%d" % n, os.O_RDWR, 100 + n) for n in range(1, 5)]
     original = image(FILES, *records)
-    patched = images.with_sizes(original, {2: 1 << 40, 4: 0})
+    patched = rewritten(original, Changes(), {2: 1 << 40, 4: 0})
     write(tmp_path, "files.img", patched)
     after = {file.file_id: file for file in images.open_files(tmp_path)}
     assert {n: file.size_bytes for n, file in after.items()} == {1: 101, 2: 1 << 40, 3: 103, 4: 0}
     assert {file.mode for file in after.values()} == {0o100644}
-    assert images.with_sizes(original, {}) == original
+    assert rewritten(original, Changes(), {}) == original
 
 
 @pytest.mark.parametrize("cut", range(1, 60))
@@ -128,7 +129,7 @@ def test_a_relative_path_in_an_image_is_refused(tmp_path: Path) -> None:
 
 def test_an_oversized_file_is_refused_before_it_is_read(tmp_path: Path) -> None:
     with open(tmp_path / "pstree.img", "wb") as sparse:
-        sparse.truncate(images.MAX_FILE_BYTES + 1)
+        sparse.truncate(protobuf.MAX_FILE_BYTES + 1)
     with pytest.raises(BadImageError, match="larger"):
         images.tasks(tmp_path)
 
