@@ -20,6 +20,7 @@
 #include <string_view>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <vector>
 
 #include "namespace.hpp"
 #include "supervise.hpp"
@@ -55,7 +56,7 @@ char **command_after(char **words) {
     return words + 1;
 }
 
-// Process 1 has nothing left to do but to wait: it keeps nothing of its start open, and shows what it is.
+// Process 1 has nothing left to do but to wait: it keeps nothing of its start open.
 void become_idle() {
     const int null = open("/dev/null", O_RDWR | O_CLOEXEC);
     for (const int standard : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
@@ -64,11 +65,21 @@ void become_idle() {
     if (chdir("/") != 0)
         std::abort(); // there is always a root directory
     setsid();         // the group of the launcher is the daemon's to kill
+}
+
+// The command line of process 1 says which instance it is and nothing of the program that it runs: whoever looks for
+// CRIU must not find it here. Returns a copy of the words from `command` on, which are gone then.
+char **show_instance_only(char **command) {
+    static std::vector<char *> copies;
+    for (; *command != nullptr; command++)
+        copies.push_back(strdup(*command));
+    copies.push_back(nullptr);
     char *first = g_words[kShown];
     char *last = first;
     for (char **word = g_words + kShown; *word != nullptr; word++)
         last = *word + std::strlen(*word);
     std::memset(first, 0, static_cast<size_t>(last - first));
+    return copies.data();
 }
 
 // Whoever called us becomes the parent of process 1, and has to know its number even if that has ended by then.
@@ -111,7 +122,7 @@ int make_new(char **words) {
         close(report[0]);
         if (!prepare_mounts(binds) || !set_last_number(last))
             _exit(kFailed);
-        supervise(command, root, report[1], become_idle);
+        supervise(show_instance_only(command), root, report[1], become_idle);
     }
     close(report[1]);
     int status = kFailed;

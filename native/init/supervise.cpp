@@ -81,6 +81,7 @@ void supervise(char **command, pid_t root, int report, void (*idle)()) {
                 if (result == 0)
                     idle(); // before it is told: whoever reads it finds us as we shall be
                 tell(report, result);
+                close_range(STDERR_FILENO + 1, ~0U, 0); // what CRIU was handed is the restored processes' alone
                 if (result != 0)
                     _exit(result);
                 made = true;

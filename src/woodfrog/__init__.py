@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from woodfrog.image.repository import ImageRepository
     from woodfrog.image.repository import ImageRepository as Store
     from woodfrog.periodic.loop import checkpoint_every
+    from woodfrog.restore_news import Restored, on_restore, restored
     from woodfrog.self_checkpoint import checkpoint_self
     from woodfrog.store_api import copy, diff, picture, prune, pull, push, repair, verify_store
 
@@ -53,6 +54,7 @@ __all__ = [
     "ImageInfo",
     "ImageRepository",
     "PromotionResult",
+    "Restored",
     "ResumeResult",
     "StandbyResult",
     "Store",
@@ -70,6 +72,7 @@ __all__ = [
     "images",
     "inspect",
     "migrate",
+    "on_restore",
     "open_image",
     "picture",
     "promotion",
@@ -79,6 +82,7 @@ __all__ = [
     "push",
     "repair",
     "restore",
+    "restored",
     "resume",
     "rm",
     "run",
@@ -97,6 +101,7 @@ _HOMES = {
     "Store": "woodfrog.image.repository",
     "checkpoint_every": "woodfrog.periodic.loop",
     "checkpoint_self": "woodfrog.self_checkpoint",
+    **dict.fromkeys(("Restored", "on_restore", "restored"), "woodfrog.restore_news"),
     **dict.fromkeys(
         ("copy", "diff", "picture", "prune", "pull", "push", "repair", "verify_store"), "woodfrog.store_api"
     ),

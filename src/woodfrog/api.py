@@ -254,11 +254,20 @@ def restore(
     standby: bool = True,
     new_pid_namespace: bool = False,
     name: str | None = None,
+    ports: Mapping[int, int] | None = None,
+    binds: Mapping[str, str] | None = None,
+    env: Mapping[str, str] | None = None,
+    hook: str | None = None,
+    hook_timeout: float | None = None,
     on_event: OnEvent | None = None,
 ) -> Target:
     """Bring an image (NAME@NUMBER, NAME, or STORE/ before either) back as a process with the pids that it had; with
     `new_pid_namespace` it has them in a PID namespace of its own, so that any number of processes of one image can run,
-    each with its own name (`name`, or the image's with -2, -3 … behind it) and log.
+    each with its own name (`name`, or the image's with -2, -3 … behind it) and log. `ports`: TCP ports that the image
+    listens on → others to listen on instead (0: any free one; `target.details.ports` says which). `binds`: paths here →
+    where the target finds them, in a new PID namespace. `env` reaches programs that use `woodfrog.on_restore`. `hook`:
+    a shell command that is run before the target goes on, its time limit `hook_timeout` seconds; if it fails, so does
+    the restore.
     `gpu_map`: GPU in the image → GPU here, each a UUID or an ordinal. `verify` hashes the memory again once it is in
     place. A standby process of that image is taken if there is one, unless `standby` is False.
 
@@ -275,8 +284,8 @@ def restore(
         "store": _store(store),
         "verify": verify,
         "standby": standby,
-        "new_pid_namespace": new_pid_namespace,
-        "target_name": name,
+        **_instance(new_pid_namespace, name, ports, binds, hook, hook_timeout),
+        "environment": dict(env or {}),
     }
     result = _call("restore", params, on_event, RestoreResult)
     return Target(result.name, result.root_pid or result.pid, result.log, details=result)
@@ -289,15 +298,20 @@ def standby(
     hold: str = "host",
     new_pid_namespace: bool = False,
     name: str | None = None,
+    ports: Mapping[int, int] | None = None,
+    binds: Mapping[str, str] | None = None,
+    hook: str | None = None,
+    hook_timeout: float | None = None,
     gpu_map: Mapping[str, str] | None = None,
     store: StorePath = None,
     on_event: OnEvent | None = None,
 ) -> list[StandbyResult]:
     """Have `count` processes of an image wait, restored up to where only their memory is missing; `restore` of that
     image then takes one. Those that wait already count. More than one are each in a PID namespace of their own, as one
-    is with `new_pid_namespace`; `name` as for `restore`. `hold`: "host" keeps their data in the host
-    arena (taking one costs a copy), "device" in the GPU's memory (taking one costs a remap), "mapped" in host memory
-    that the process is mapped to when it is taken (a remap too; its data is promoted while it runs)."""
+    is with `new_pid_namespace`; `name`, `ports` (0 for several), `binds` and `hook` as for `restore`. `hold`: "host"
+    keeps their data in the host arena (taking one costs a copy), "device" in the GPU's memory (taking one costs a
+    remap), "mapped" in host memory that the process is mapped to when it is taken (a remap too; its data is promoted
+    while it runs)."""
     store, image = _place_of(image, store)
     params = {
         "image": image,
@@ -305,10 +319,28 @@ def standby(
         "store": _store(store),
         "hold": hold,
         "count": count,
-        "new_pid_namespace": new_pid_namespace,
-        "target_name": name,
+        **_instance(new_pid_namespace, name, ports, binds, hook, hook_timeout),
     }
     return _call("standby", params, on_event, list[StandbyResult])
+
+
+def _instance(
+    new_pid_namespace: bool,
+    name: str | None,
+    ports: Mapping[int, int] | None,
+    binds: Mapping[str, str] | None,
+    hook: str | None,
+    hook_timeout: float | None,
+) -> dict[str, Any]:
+    """Parameters of what a process has that others of its image have not."""
+    return {
+        "new_pid_namespace": new_pid_namespace,
+        "target_name": name,
+        "ports": {str(old): new for old, new in (ports or {}).items()},
+        "binds": [[str(Path(here).absolute()), there] for here, there in (binds or {}).items()],
+        "hook": hook,
+        "hook_timeout_s": hook_timeout,
+    }
 
 
 def standby_pool() -> list[TargetInfo]:

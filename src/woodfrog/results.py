@@ -97,6 +97,7 @@ class RestoreResult(_Jsonable):
     mode: str = "eager"  # when it runs: eager (its data is on the GPU), mapped
     promotion: PromotionResult | None = None  # what follows a restore that is not eager
     instance: str = ""  # of a target in a PID namespace of its own, its random number
+    ports: dict[str, int] = field(default_factory=dict)  # TCP, where it was told: those of the image → here
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,7 @@ class StandbyResult(_Jsonable):
     hold: str = ""  # where its data waits: host (arena), device (GPU memory)
     new: bool = True
     instance: str = ""  # of one in a PID namespace of its own, its random number
+    ports: dict[str, int] = field(default_factory=dict)  # TCP, where it was told: those of the image → here
     bytes: int = 0  # of GPU memory
     cpu_bytes: int = 0
     phases: dict[str, float] = field(default_factory=dict)

@@ -23,7 +23,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("api", "doctor", "trace"),
     ("store_api",),
     ("periodic",),
-    ("self_checkpoint", "demo"),
+    ("self_checkpoint", "restore_news", "demo"),
     ("cli",),
     ("__main__",),
 )

@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from woodfrog.cli import output
+from woodfrog.cli import instances, output
+from woodfrog.cli.instances import (
+    BindOption,
+    EnvironmentOption,
+    HookOption,
+    HookTimeoutOption,
+    NameOption,
+    NamespaceOption,
+    PortOption,
+)
 from woodfrog.cli.options import GpuOption, ImageArgument, JsonOption, StoreOption, gpu_mapping
 
 if TYPE_CHECKING:
@@ -29,11 +38,13 @@ def restore(
     standby: Annotated[
         bool, typer.Option("--standby/--no-standby", help="Take a standby process of the image if there is one.")
     ] = True,
-    new_pid_namespace: Annotated[
-        bool,
-        typer.Option("--new-pid-namespace", help="With its pids in a PID namespace of its own: any number can run."),
-    ] = False,
-    name: Annotated[str | None, typer.Option("--name", help="Name of the target (with --new-pid-namespace).")] = None,
+    new_pid_namespace: NamespaceOption = False,
+    name: NameOption = None,
+    port: PortOption = None,
+    bind: BindOption = None,
+    env: EnvironmentOption = None,
+    hook: HookOption = None,
+    hook_timeout: HookTimeoutOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -54,6 +65,11 @@ def restore(
                 standby=standby,
                 new_pid_namespace=new_pid_namespace,
                 name=name,
+                ports=instances.ports(port),
+                binds=instances.pairs("--bind", bind, ":"),
+                env=instances.pairs("--env", env, "="),
+                hook=hook,
+                hook_timeout=hook_timeout,
                 on_event=on_event,
             )
         details = target.details
@@ -66,7 +82,8 @@ def restore(
         checked = ", memory verified" if details.verified else ""
         taken = f", taken from standby ({details.standby})" if details.standby else ""
         size = human_bytes(details.bytes)
-        output.say(f"{target.name}: pid {target.pid}, {size}{taken}{checked}; output in {target.log}")
+        listens = "".join(f", port {new} for {old}" for old, new in details.ports.items())
+        output.say(f"{target.name}: pid {target.pid}, {size}{taken}{checked}{listens}; output in {target.log}")
         if details.promotion is not None:
             output.say(promotion_line(details.promotion))
 

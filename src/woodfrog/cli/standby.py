@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from woodfrog.cli import completion, output
+from woodfrog.cli import completion, instances, output
+from woodfrog.cli.instances import BindOption, HookOption, HookTimeoutOption, NameOption, NamespaceOption, PortOption
 from woodfrog.cli.options import GpuOption, JsonOption, StoreOption, gpu_mapping
 
 if TYPE_CHECKING:
@@ -23,9 +24,12 @@ def standby(
     count: Annotated[
         int, typer.Option("--count", min=1, help="How many shall wait; several: each in a PID namespace.")
     ] = 1,
-    new_pid_namespace: Annotated[
-        bool, typer.Option("--new-pid-namespace", help="In a PID namespace of its own even if it is the only one.")
-    ] = False,
+    new_pid_namespace: NamespaceOption = False,
+    name: NameOption = None,
+    port: PortOption = None,
+    bind: BindOption = None,
+    hook: HookOption = None,
+    hook_timeout: HookTimeoutOption = None,
     hold: Annotated[
         str,
         typer.Option("--hold", help="Where the data waits: host (taking costs a copy), device or mapped (a remap)."),
@@ -63,6 +67,11 @@ def standby(
                 count=count,
                 hold=hold,
                 new_pid_namespace=new_pid_namespace,
+                name=name,
+                ports=instances.ports(port),
+                binds=instances.pairs("--bind", bind, ":"),
+                hook=hook,
+                hook_timeout=hook_timeout,
                 gpu_map=gpu_map,
                 store=store,
                 on_event=on_event,
@@ -75,7 +84,8 @@ def standby(
             output.warn(result.warnings)
             since = "waits" if result.new else "waits already"
             held = f"{human_bytes(result.bytes)} held in {result.hold} memory"
-            output.say(f"{result.image}: {result.name}, pid {result.pid}, {since}, {held}")
+            listens = "".join(f", port {new} for {old}" for old, new in result.ports.items())
+            output.say(f"{result.image}: {result.name}, pid {result.pid}, {since}, {held}{listens}")
 
 
 def _list(pool: list[TargetInfo], as_json: bool) -> None:

@@ -20,7 +20,7 @@ _REMAP_MAGIC = 0x59133954
 # images/fdinfo.proto, regfile.proto, sk-inet.proto, sk-unix.proto, pstree.proto, remap-file-path.proto: field numbers
 _FILE_TYPE, FILE_REG, FILE_INET, _FILE_UNIX = 1, 3, 4, 16
 _TYPE_REG, _TYPE_INET, _TYPE_UNIX = 1, 4, 5
-_INET_PROTOCOL, _INET_STATE, INET_PORT = 5, 6, 7
+_INET_PROTOCOL, _INET_STATE, INET_PORT, _INET_ADDRESS = 5, 6, 7, 11
 _TCP, _LISTENING = 6, 10  # netinet/in.h, include/net/tcp_states.h
 _UNIX_NAME, _UNIX_PERMS = 11, 13
 _PERMS_UID, _PERMS_GID = 2, 3
@@ -62,6 +62,22 @@ class SocketFile:
     path: str
     uid: int
     gid: int
+
+
+@dataclass(frozen=True, order=True)
+class Listening:
+    """A TCP address that is listened on, written as in /proc/net/tcp."""
+
+    address: str
+    port: int
+
+    @property
+    def is_any(self) -> bool:
+        return not self.address.strip("0")
+
+    def is_met_by(self, other: Listening) -> bool:
+        """Whether connections that come to one could have been meant for the other."""
+        return self.port == other.port and (self.address == other.address or self.is_any or other.is_any)
 
 
 def tasks(directory: Path) -> list[Task]:
@@ -136,15 +152,16 @@ def socket_files(directory: Path) -> list[SocketFile]:
     return found
 
 
-def listening_ports(directory: Path) -> set[int]:
-    """TCP ports that the dumped tree listened on."""
+def listening(directory: Path) -> set[Listening]:
+    """Where the dumped tree listened for TCP connections."""
     path = directory / "files.img"
     found = set()
     for fields in records(path, FILES_MAGIC):
         if required(path, fields, _FILE_TYPE) == _TYPE_INET and FILE_INET in fields:
             socket = nested(path, fields, FILE_INET)
             if is_listening(path, socket):
-                found.add(required(path, socket, INET_PORT))
+                words = numbers(socket, _INET_ADDRESS)
+                found.add(Listening("".join(f"{word:08X}" for word in words), required(path, socket, INET_PORT)))
     return found
 
 

@@ -6,9 +6,10 @@ anything else, and never an image itself.
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from woodfrog.cpu import images
@@ -27,24 +28,43 @@ class Changes:
     owner: tuple[int, int] | None = None
 
     def require_ports(self, directory: Path) -> None:
-        """RefusedError when the tree dumped there does not listen on one of the ports, or would on one twice."""
-        listening = images.listening_ports(directory)
-        missing = sorted(set(self.ports) - listening)
-        if missing:
-            found = ", ".join(map(str, sorted(listening))) or "none"
-            raise RefusedError(
+        """RefusedError when the tree dumped there does not listen on one of the ports, would on one twice, or on one
+        that somebody else has. CRIU would not see the last: it binds with SO_REUSEPORT, and where the other was
+        restored by CRIU as well the kernel then gives the port to both."""
+        there = images.listening(directory)
+        known = {one.port for one in there}
+        if missing := sorted(set(self.ports) - known):
+            found = ", ".join(map(str, sorted(known))) or "none"
+            raise _refused(
                 f"the image does not listen on TCP port {missing[0]}; it listens on: {found}",
-                advice="give --port OLD=NEW with one of these as OLD",
-                phase="extract",
-                target_state=TargetState.NONE,
+                "give --port OLD=NEW with one of these as OLD",
             )
-        after = [self.ports.get(port, port) for port in listening]
-        if len(set(after)) < len(after):
-            raise RefusedError(
-                f"two of the image's ports would become one: {sorted(after)}",
-                phase="extract",
-                target_state=TargetState.NONE,
+        if len({self.ports.get(port, port) for port in known}) < len(known):
+            raise _refused(f"two of the image's ports ({', '.join(map(str, sorted(known)))}) would become one", "")
+        wanted = [replace(one, port=self.ports.get(one.port, one.port)) for one in there]
+        taken = [one for one in wanted if any(one.is_met_by(other) for other in _listening_here())]
+        if taken:
+            raise _refused(
+                f"TCP port {min(one.port for one in taken)}, which the target listens on, is in use",
+                "end whoever has it, or restore with --port OLD=NEW (auto: any free one)",
             )
+
+
+def _refused(reason: str, advice: str) -> RefusedError:
+    return RefusedError(reason, advice=advice, phase="cpu", target_state=TargetState.NONE)
+
+
+def _listening_here() -> list[images.Listening]:
+    """What this network namespace listens on."""
+    found = []
+    for name in ("tcp", "tcp6"):
+        with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
+            for line in Path("/proc/net", name).read_text().splitlines()[1:]:
+                local, state = line.split()[1], line.split()[3]
+                if state == "0A":
+                    address, _, port = local.partition(":")
+                    found.append(images.Listening(address, int(port, 16)))
+    return found
 
 
 def rewritten(files_image: bytes, changes: Changes, sizes: Mapping[int, int]) -> bytes:

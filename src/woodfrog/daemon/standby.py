@@ -60,8 +60,13 @@ class StandbyPool:
             raise UsageError(f"data cannot be held in {hold!r}", advice="host, device or mapped")
         if not 1 <= count <= MAX_COUNT:
             raise UsageError(f"{count} standby processes make no sense", advice=f"1 to {MAX_COUNT}")
-        if count > 1 and request.name:
-            raise UsageError("several processes cannot have one name", advice="leave out --name")
+        if count > 1 and (request.name or any(request.ports.values())):
+            raise UsageError(
+                "several processes cannot have one name, nor one port",
+                advice="leave out --name; --port OLD=auto gives each a free one",
+            )
+        if request.environment:
+            raise UsageError("a process is told its environment when it is taken", advice="restore … --env NAME=VALUE")
         request = replace(request, new_pid_namespace=request.new_pid_namespace or count > 1)
         told = [self._told(notes) for notes in self._matching(manifest, request)][:count]
         if not request.new_pid_namespace and not told:
@@ -109,7 +114,17 @@ class StandbyPool:
         if self._context.suspended.get((notes.pid, notes.start_ticks)) is not notes:
             raise NotFoundError(f"somebody else has taken process {notes.pid}")
         store_url = self._context.store(request.store).url
-        return Take(self._context, TakeRequest(notes, manifest, store_url, request.verify, request.mode), emit)
+        take = TakeRequest(
+            notes,
+            manifest,
+            store_url,
+            request.verify,
+            request.mode,
+            request.environment,
+            request.hook,
+            request.hook_timeout_s,
+        )
+        return Take(self._context, take, emit)
 
     # ── ending ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -168,6 +183,8 @@ class StandbyPool:
             if notes.operation_id == manifest.operation
             and (notes.instance or not request.new_pid_namespace)
             and request.name in ("", notes.name)
+            and all(old in notes.ports and new in (0, notes.ports[old]) for old, new in request.ports.items())
+            and (not request.binds or list(request.binds) == notes.binds)
             and wanted.items() <= notes.devices.items()
             and Identity(notes.pid, notes.start_ticks).is_alive()
         ]
@@ -179,6 +196,7 @@ class StandbyPool:
             "pid": notes.pid,
             "root_pid": notes.root_pid,
             "instance": notes.instance,
+            "ports": {str(old): new for old, new in notes.ports.items()},
             "state": "standby",
             "hold": notes.hold,
             "new": False,

@@ -280,10 +280,10 @@ class Verbs:
     def wait(self, call: Call) -> dict[str, Any]:
         """Wait for the end of a restored target, whose parent is this daemon; its exit status where it is known."""
         pid = required(call.params, "pid", int)
+        # In a PID namespace process 1 reaps it, ends with its status, and is ours to reap.
+        init = pid_namespace.init_above(pid)
         with ProcessHandle(pid) as handle:
             identity = handle.identity
-            # In a PID namespace its process 1 has reaped it, ends with its status, and is ours to reap.
-            init = pid_namespace.init_above(pid)
             handle.wait(MAX_TIMEOUT_S)
         if init is not None:
             identity = init.identity

@@ -34,8 +34,8 @@ from woodfrog.operations.freezing import FreezingOperation
 from woodfrog.operations.frozen import FrozenTarget
 from woodfrog.operations.history import Baseline, LastImage
 from woodfrog.operations.increment import Increment
-from woodfrog.operations.lent import LentMemory
 from woodfrog.operations.instance import end_namespace
+from woodfrog.operations.lent import LentMemory
 from woodfrog.operations.phases import Beside, Emit, Phase, Step
 from woodfrog.operations.precopy import Precopy
 from woodfrog.operations.rings import take_rings

@@ -24,7 +24,7 @@ from woodfrog.image.image import Image
 from woodfrog.image.manifest import FileRecord
 from woodfrog.image.writer import MappedFile, MappedFileChangedError
 from woodfrog.store import files
-from woodfrog.target import procfs
+from woodfrog.target import pid_namespace, procfs
 from woodfrog.target.link import AgentLink
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,8 @@ class ControlFiles:
     def offer(self, link: AgentLink, expected_bytes: int) -> int:
         """A new file for a process that runs; how many bytes it has ready then. 0 where there is no place for so many,
         and when the process declines."""
-        if self._unfit.is_set():
+        # In a mount namespace of its own CRIU would not find the mount that a file of ours is on.
+        if self._unfit.is_set() or pid_namespace.init_of(link.pid) is not None:
             return 0
         size_bytes = link.wanted_control_memory(expected_bytes)
         fd = open_in_memory(self._runtime_directory, size_bytes) if 0 < size_bytes <= MOST_BYTES else None

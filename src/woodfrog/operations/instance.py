@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from woodfrog.cpu import pid_namespace as namespaces
@@ -25,6 +28,7 @@ from woodfrog.target.reaper import Reaper
 if TYPE_CHECKING:
     from woodfrog.cpu.criu import Restored
     from woodfrog.image.manifest import Manifest
+    from woodfrog.operations.restore import RestoreRequest
 
 NUMBER_BYTES = 8
 REAP_TIMEOUT_S = 5.0
@@ -38,11 +42,18 @@ class Instance:
     name: str = ""
     log_path: str = ""
     changes: Changes = field(default_factory=Changes)
+    binds: tuple[tuple[str, str], ...] = ()
     init: Identity | None = None  # process 1 of its namespace, once that is there
 
     @classmethod
-    def plan(cls, context: Context, manifest: Manifest, name: str) -> Instance:
-        """An instance in a PID namespace of its own. RefusedError when there can be none."""
+    def plan(cls, context: Context, manifest: Manifest, request: RestoreRequest) -> Instance:
+        """What this restore makes. RefusedError when it cannot be."""
+        ports = choose_ports(request.ports)
+        if not request.new_pid_namespace:
+            return cls(changes=Changes(ports=ports))
+        name = request.name or manifest.target_name or manifest.name
+        for bind in request.binds:
+            require_bind(*bind)
         namespaces.require_privilege("a new PID namespace")
         if any(process.pid == 1 for process in manifest.processes):
             raise RefusedError(
@@ -57,12 +68,13 @@ class Instance:
             number=os.urandom(NUMBER_BYTES).hex(),
             name=name,
             log_path=paths.get(log_path, log_path),
-            changes=Changes(paths=paths, owner=(manifest.environment.uid, manifest.environment.gid)),
+            changes=Changes(paths, ports, (manifest.environment.uid, manifest.environment.gid)),
+            binds=request.binds,
         )
 
     @property
     def namespace(self) -> NewNamespace | None:
-        return NewNamespace(self.number, self.name) if self.number else None
+        return NewNamespace(self.number, self.name, self.binds) if self.number else None
 
     @property
     def record_number(self) -> int:
@@ -84,6 +96,31 @@ class Instance:
         """Nothing of the namespace is left when this returns. Safe to repeat."""
         if self.init is not None:
             end_namespace(reaper, self.init)
+
+
+def choose_ports(wanted: Mapping[int, int]) -> dict[int, int]:
+    """`wanted` with a free port for every 0. It stays free until CRIU takes it or somebody else is faster, which CRIU
+    then tells."""
+    with contextlib.ExitStack() as held:
+        chosen = {}
+        for old, new in wanted.items():
+            if new == 0:
+                probe = held.enter_context(socket.socket())
+                probe.bind(("", 0))
+                new = probe.getsockname()[1]
+            chosen[old] = new
+    return chosen
+
+
+def require_bind(here: str, there: str) -> None:
+    """RefusedError unless one path can be bound over the other."""
+    for path in (here, there):
+        if not Path(path).is_absolute():
+            raise RefusedError(f"a path to bind must be absolute: {path}")
+        if not Path(path).exists():
+            raise RefusedError(f"{path} does not exist", advice="--bind HERE:THERE needs both")
+    if Path(here).is_dir() != Path(there).is_dir():
+        raise RefusedError(f"of {here} and {there} one is a directory and the other is not")
 
 
 def end_namespace(reaper: Reaper, init: Identity) -> None:

@@ -24,7 +24,8 @@ from woodfrog.driver import features
 from woodfrog.errors import BadImageError, RefusedError, TargetState, WoodfrogError
 from woodfrog.image import compatibility
 from woodfrog.image.image import Image
-from woodfrog.operations import machine, placement, room
+from woodfrog.operations import hook as hooks
+from woodfrog.operations import machine, placement, room, telling
 from woodfrog.operations.checkpoint import end_tree
 from woodfrog.operations.context import Context
 from woodfrog.operations.control_files import RestoredFiles
@@ -32,8 +33,9 @@ from woodfrog.operations.cpu_folder import CpuFolder
 from woodfrog.operations.data import GpuData, JointProgress, require_digests
 from woodfrog.operations.frozen import FrozenTarget, OnOneTarget
 from woodfrog.operations.history import LastImage
-from woodfrog.operations.lent import LentMemory
+from woodfrog.operations.hook import DEFAULT_TIMEOUT_S
 from woodfrog.operations.instance import Instance
+from woodfrog.operations.lent import LentMemory
 from woodfrog.operations.limits import PhaseLimits
 from woodfrog.operations.manifest import CONNECTIONS, SHELL_JOB, kind_name
 from woodfrog.operations.notes import HandleNote, MemberNote, Notes, Record, boot_ticks, promote_key, restore_key
@@ -68,6 +70,11 @@ class RestoreRequest:
     mode: str = EAGER
     new_pid_namespace: bool = False
     name: str = ""  # in a new PID namespace, one that no other target has
+    ports: dict[int, int] = field(default_factory=dict)  # TCP, that the image listens on → instead; 0: any free one
+    binds: tuple[tuple[str, str], ...] = ()  # in a new PID namespace, paths here → where the target finds them
+    environment: dict[str, str] = field(default_factory=dict)  # told to programs that ask (operations.telling)
+    hook: str = ""
+    hook_timeout_s: float = DEFAULT_TIMEOUT_S
 
 
 @dataclass(frozen=True)
@@ -144,12 +151,21 @@ class Restore(OnOneTarget):
             Phase("survey", self._survey, limit_s=limits.short_s),
             Phase("prepare", self._prepare, limit_s=limits.long_s),
             Beside([allocate, refill], [extract, cpu, control]),
+            *self._hook_phases(),
             Phase("return", self._return, limit_s=limits.short_s),
             *verify,
             Phase("commit", self._commit, limit_s=limits.short_s, commits=True),
         ]
 
     # ── phases ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _hook_phases(self) -> list[Step]:
+        limit_s = self._request.hook_timeout_s + self._limits.short_s
+        return [Phase(hooks.PHASE, self._hook, limit_s=limit_s)] if self._request.hook else []
+
+    def _hook(self) -> None:
+        request = self._request
+        hooks.run_hook(request.hook, self._target.notes, self._operation, request.environment, request.hook_timeout_s)
 
     def _survey(self) -> None:
         context, request = self._context, self._request
@@ -162,9 +178,8 @@ class Restore(OnOneTarget):
         self._refuse_other_runtime_directory(manifest)
         chosen = compatibility.map_gpus(manifest, machine.gpus(context), request.gpu_map)
         pairs = [(old, gpu.uuid) for old, gpu in chosen.items() if gpu is not None]
-        if request.new_pid_namespace:
-            self._instance = Instance.plan(context, manifest, request.name or manifest.target_name or manifest.name)
-        else:
+        self._instance = Instance.plan(context, manifest, request)
+        if not self._instance.number:
             # Before anything is fetched: the commonest obstacle is the original, still alive. Threads: `_extract`.
             pids = [process.pid for process in manifest.processes]
             await_reaping(pids)
@@ -230,6 +245,8 @@ class Restore(OnOneTarget):
             operation_id=manifest.operation,
             name=instance.name or manifest.target_name or manifest.name,
             instance=instance.number,
+            ports=dict(instance.changes.ports),
+            binds=list(instance.binds),
             pid=manifest.gpu_pid,
             start_ticks=0,  # known once CRIU is done, as those of the members
             members=[MemberNote(one.pid, 0, dict(one.devices)) for one in manifest.gpu_processes],
@@ -399,11 +416,13 @@ class Restore(OnOneTarget):
         # What is needed afterwards is looked up before: once the target runs, nothing here may fail and end it again.
         stats = self._opened.manifest.stats
         last = LastImage(self._opened.reference, stats.gpu.new, stats.cpu.new)
+        told = telling.tell(self._target.notes, self._request.environment)
         notes = self._target.notes
         if self._on_host:  # a daemon that finds this goes on with the promotion
             self._promoting = Record(self._context.keeper, promote_key(notes.pid, notes.start_ticks))
             self._promoting.keep(self._promotion_notes(), [])
         self._target.return_and_resume()
+        telling.call(told)
         self._context.history.record(notes.pid, notes.start_ticks, self._store_url, last)
 
     # ── undo and the rest ───────────────────────────────────────────────────────────────────────────────────────
@@ -491,6 +510,7 @@ class Restore(OnOneTarget):
             "gpu_pids": [member.pid for member in self._notes.gpu_processes],
             "root_pid": self._notes.root_pid,
             "instance": self._notes.instance,
+            "ports": {str(old): new for old, new in self._notes.ports.items()},
             "image": self._plan.image,
             "state": TargetState.RUNNING,
             "log": self._notes.log_path,

@@ -59,6 +59,7 @@ class Standby(Restore):
                     Phase("control", self._control, limit_s=limits.driver_s),
                 ],
             ),
+            *self._hook_phases(),
             Phase("connect", self._connect, limit_s=limits.short_s),
             Phase("commit", self._commit, self._uncommit, limit_s=limits.short_s, commits=True),
         ]

@@ -6,14 +6,17 @@ it waiting; must never drop its data before it runs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from woodfrog.errors import TargetState, WoodfrogError
+from woodfrog.operations import hook as hooks
+from woodfrog.operations import telling
 from woodfrog.operations.context import Context
 from woodfrog.operations.data import require_digests
 from woodfrog.operations.frozen import FrozenTarget
 from woodfrog.operations.history import LastImage
+from woodfrog.operations.hook import DEFAULT_TIMEOUT_S
 from woodfrog.operations.limits import PhaseLimits
 from woodfrog.operations.notes import Notes
 from woodfrog.operations.phases import Emit, Phase, Runner, Step
@@ -33,6 +36,9 @@ class TakeRequest:
     store_url: str
     verify: bool = False
     mode: str = ""
+    environment: dict[str, str] = field(default_factory=dict)
+    hook: str = ""
+    hook_timeout_s: float = DEFAULT_TIMEOUT_S
 
 
 class Take:
@@ -42,6 +48,7 @@ class Take:
         self._context = context
         self._request = request
         self.runner = Runner("take", emit)
+        self._told: list[telling.Told] = []
         self._resume = Resume(context, ResumeRequest(request.notes, mode=request.mode), runner=self.runner)
 
     @property
@@ -63,7 +70,8 @@ class Take:
             *resume.begin(),
             *resume.data(),
             *verify,
-            resume.commit(),
+            *self._hook_phases(),
+            replace(resume.commit(), do=self._commit),
             resume.back(),
             resume.end(),
         ]
@@ -72,10 +80,12 @@ class Take:
         except WoodfrogError as failure:
             settled = resume.settle(failure)
             if settled.target_state == TargetState.RUNNING:
+                telling.call(self._told)
                 self._remember()
             raise settled from failure
         finally:
             resume.release()
+        telling.call(self._told)
         self._remember()
         return self._result()
 
@@ -83,6 +93,18 @@ class Take:
         """What it is about to run on, hashed in HBM and compared with the manifest."""
         manifest = self._request.manifest
         require_digests(manifest.digests, self._resume.digests(manifest.chunk_bytes))
+
+    def _hook_phases(self) -> list[Step]:
+        limit_s = self._request.hook_timeout_s + PhaseLimits().short_s
+        return [Phase(hooks.PHASE, self._hook, limit_s=limit_s)] if self._request.hook else []
+
+    def _hook(self) -> None:
+        request = self._request
+        hooks.run_hook(request.hook, request.notes, "take", request.environment, request.hook_timeout_s)
+
+    def _commit(self) -> None:
+        """The last that may fail: from here on it runs, or will."""
+        self._told = telling.tell(self._request.notes, self._request.environment)
 
     def _remember(self) -> None:
         """Its next image is an increment to the one it is from."""
@@ -97,6 +119,7 @@ class Take:
             "root_pid": notes.root_pid,
             "image": notes.image,
             "instance": notes.instance,
+            "ports": {str(old): new for old, new in notes.ports.items()},
             "log": notes.log_path,
             "cpu_bytes": manifest.cpu_bytes,
             "verified": self._request.verify,

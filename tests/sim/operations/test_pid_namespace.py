@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from instances import inits, nothing_is_left, wait_until_ended
 from product import DEADLINE_S, Product, Stepper
 
-from woodfrog.errors import NotFoundError, UsageError
+from woodfrog.errors import UsageError
 from woodfrog.target import pid_namespace, procfs
-from woodfrog.target.identity import ProcessHandle
 
 
 def stopped_image(product: Product, *arguments: str) -> tuple[str, Stepper]:
@@ -26,35 +27,6 @@ def instance(product: Product, image: str, **params: object) -> tuple[dict[str, 
     return result, product.restored(result, Path(result["log"]))
 
 
-def inits(product: Product) -> set[int]:
-    """Processes 1 of namespaces that this product made."""
-    return {
-        init.pid
-        for pid in procfs.pids()
-        if (init := pid_namespace.as_init(pid)) is not None
-        and any(str(product.runtime) in word for word in _environment(pid_namespace.outer_numbers(init).values()))
-    }
-
-
-def _environment(pids: object) -> list[str]:
-    return [word for pid in pids for word in (procfs.text(pid, "environ") or "").split("\0")]  # type: ignore[attr-defined]
-
-
-def nothing_is_left(product: Product) -> None:
-    """No process, namespace, folder, or GPU memory of instances that have ended."""
-    assert product.call("ps") == []
-    assert inits(product) == set()
-    assert product.gpu_free_bytes() == product.gpu_total_bytes()
-    assert [*product.runtime.glob("restore-*"), *product.runtime.glob("checkpoint-*")] == []
-    daemon = product.daemon_pid()
-    assert [pid for pid in procfs.children(daemon) if (stat := procfs.stat(pid)) and stat.state == "Z"] == []
-
-
-def wait_until_ended(pid: int) -> None:
-    with contextlib.suppress(NotFoundError), ProcessHandle(pid) as handle:
-        assert handle.wait(DEADLINE_S), f"process {pid} has not ended"
-
-
 def test_three_processes_of_one_image_run_at_once_and_one_that_is_killed_disturbs_nobody(product: Product) -> None:
     image, first = stopped_image(product)
     told, targets = zip(*(instance(product, image) for _ in range(3)), strict=True)
@@ -66,6 +38,9 @@ def test_three_processes_of_one_image_run_at_once_and_one_that_is_killed_disturb
         str(result["name"]): (result["pid"], "running") for result in told
     }
     assert {pid_namespace.inner_number(target.pid) for target in targets} == {first.pid}
+    # What one of them calls itself, as the daemon understands it (checkpoint_self); what nobody has there stays.
+    assert [pid_namespace.from_caller(first.pid, target.pid) for target in targets] == [one.pid for one in targets]
+    assert pid_namespace.from_caller(first.pid, os.getpid()) == first.pid
     assert len({procfs.namespaces(target.pid)["pid"] for target in targets}) == 3
     assert len(inits(product)) == 3
     for target in targets:
@@ -122,15 +97,23 @@ def test_a_name_is_given_once_and_only_in_a_namespace(product: Product) -> None:
 
 def test_the_daemon_knows_the_end_of_one_in_a_namespace(product: Product) -> None:
     image, _ = stopped_image(product)
+    daemon = product.daemon_pid()
     results = [instance(product, image) for _ in range(2)]
     for (result, target), number, code in zip(results, (signal.SIGTERM, signal.SIGKILL), (0, 137), strict=True):
-        with product.client() as client:
+        watched = watchers(daemon, target.pid)
+        with ThreadPoolExecutor(1) as pool:
+            told = pool.submit(product.call, "wait", pid=result["pid"])
+            deadline = time.monotonic() + DEADLINE_S
+            while watchers(daemon, target.pid) == watched:
+                assert time.monotonic() < deadline, "the daemon does not wait"
             os.kill(target.pid, number)
-            assert client.call("wait", {"pid": result["pid"]}) == {
-                "pid": result["pid"],
-                "exit_code": code,
-                "signal": None,
-            }
+            assert told.result(DEADLINE_S) == {"pid": result["pid"], "exit_code": code, "signal": None}
+
+
+def watchers(daemon: int, pid: int) -> int:
+    """How many descriptors the daemon has of that process."""
+    numbers = [number for number, link in procfs.descriptors(daemon).items() if link == "anon_inode:[pidfd]"]
+    return sum(f"\nPid:\t{pid}\n" in (procfs.text(daemon, f"fdinfo/{number}") or "") for number in numbers)
 
 
 def test_namespaces_outlive_a_killed_daemon_and_are_found_again(product: Product) -> None:
