@@ -7,6 +7,7 @@
 #include "access.hpp"
 #include "capture.hpp"
 #include "control_memory.hpp"
+#include "cow_agent.hpp"
 #include "debug.hpp"
 #include "ending.hpp"
 #include "fork.hpp"
@@ -149,6 +150,10 @@ class Agent {
             } else if (type == Type::replace_batch) {
                 if (!take_replacements(packet, began))
                     return lost();
+            } else if (type == Type::guard) {
+                Outcome outcome = state_ == State::returned ? Outcome{} : wrong_state("guard");
+                if (guarding_.take(packet, &outcome) && !answer(packet, outcome, began))
+                    return lost();
             } else {
                 const Outcome outcome = obey(type, packet);
                 packet.fds.clear(); // before the daemon goes on: it may have CRIU look at this process
@@ -180,7 +185,10 @@ class Agent {
             return tell_dirty(packet);
         case Type::committed:
             return image_committed(packet);
+        case Type::guard_end:
+            return end_guard(packet.header.sequence);
         case Type::detach:
+            cow::disarm();
             forget_wakes();
             return {};
         case Type::ping:
@@ -231,6 +239,7 @@ class Agent {
             return {Status::bad_message, CUDA_SUCCESS, 0, "quiesce has the wrong length"};
         if (state_ != State::running && state_ != State::held)
             return wrong_state("quiesce");
+        cow::disarm(); // its operation has failed and is not here to say so
         memcpy(&body, packet.payload.data(), sizeof(body));
         Outcome outcome = quiesce(now() + std::chrono::milliseconds(body.timeout_ms));
         if (outcome.ok()) {
@@ -460,6 +469,17 @@ class Agent {
                                 sizeof(wire::Handle), static_cast<uint32_t>(handles.size()), fds);
     }
 
+    // The answer ends with the kernels that were launched meanwhile: should something have been written unseen, it was
+    // by one of them.
+    Outcome end_guard(uint64_t sequence) {
+        uint64_t waits = 0;
+        const std::vector<wire::Kernel> kernels = cow::kernels_of(cow::disarm(), &waits);
+        if (!connection_.send(Type::kernel_batch, sequence, Status::ok, WF_FLAG_LAST, nullptr, 0, kernels.data(),
+                              sizeof(wire::Kernel), static_cast<uint32_t>(kernels.size()), nullptr))
+            return {Status::bad_message, CUDA_SUCCESS, 0, "the daemon is gone"};
+        return {Status::ok, CUDA_SUCCESS, waits, ""};
+    }
+
     bool answer(const Packet &packet, const Outcome &outcome, Deadline began) {
         wire::Reply reply{};
         reply.elapsed_us =
@@ -477,6 +497,8 @@ class Agent {
         forget_return();
         replacing_ = Outcome{};
         leave_access(false);
+        cow::disarm();
+        guarding_.forget();
         if (state_ == State::released)
             return;
         if (state_ != State::running) {
@@ -497,6 +519,7 @@ class Agent {
     std::optional<Return> return_; // a series of return batches that is not over
     Outcome returned_;             // its first failure
     Outcome replacing_;
+    cow::Batches guarding_;
 };
 
 void *agent_thread(void *argument) {

@@ -5,7 +5,9 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <dirent.h>
 #include <mutex>
+#include <unistd.h>
 
 namespace woodfrog::interpose {
 namespace {
@@ -70,6 +72,24 @@ const DeviceFacts &device_facts(CUdevice device) {
 
 void device_has_no_rdma(CUdevice device) {
     all_facts()[device].rdma = false;
+}
+
+const char *device_that_writes() {
+    static constexpr const char *kDevices[] = {"/dev/infiniband/", "/dev/gdrdrv", "/dev/nvidia-fs"};
+    DIR *folder = opendir("/proc/self/fd");
+    if (folder == nullptr)
+        return "the descriptors of this process cannot be listed";
+    const char *found = nullptr;
+    while (const dirent *entry = readdir(folder)) {
+        char target[256] = {};
+        if (readlinkat(dirfd(folder), entry->d_name, target, sizeof(target) - 1) <= 0)
+            continue;
+        for (const char *device : kDevices)
+            if (strncmp(target, device, strlen(device)) == 0)
+                found = "a device other than the GPU may write its memory (RDMA or GPUDirect is open)";
+    }
+    closedir(folder);
+    return found;
 }
 
 } // namespace woodfrog::interpose

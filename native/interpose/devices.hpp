@@ -20,4 +20,8 @@ const DeviceFacts &device_facts(CUdevice device);
 // Memory for GPUDirect RDMA was refused: it is not asked for again.
 void device_has_no_rdma(CUdevice device);
 
+// Why devices other than the GPU may write its memory by themselves: network cards and disks that were given access
+// past the driver's API. Null when none is open here.
+const char *device_that_writes();
+
 } // namespace woodfrog::interpose

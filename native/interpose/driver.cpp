@@ -5,6 +5,7 @@
 // the same time store the same values.
 #include "driver.hpp"
 
+#include "cow.hpp"
 #include "debug.hpp"
 #include "gate.hpp"
 #include "resolve.hpp"
@@ -125,8 +126,9 @@ void adopt(const char *path) {
         void *function = real_dlsym(library, kEntries[i].name);
         if (function == nullptr || function == kEntries[i].ours)
             continue;
-        detail::real_functions[i].store(function, std::memory_order_relaxed);
-        remember(function, static_cast<Symbol>(i));
+        const Symbol symbol = static_cast<Symbol>(i);
+        detail::real_functions[i].store(cow::noting(symbol, function), std::memory_order_relaxed);
+        remember(function, symbol);
     }
     shadow::install();
     g_ready.store(true, std::memory_order_release);
@@ -157,8 +159,11 @@ void learn_versions(const char *name) {
         if (result != CUDA_SUCCESS || function == nullptr || recall(function) != Symbol::count)
             continue;
         if (!driver_has(version.symbol)) {
-            detail::real_functions[static_cast<size_t>(version.symbol)].store(function, std::memory_order_relaxed);
+            std::lock_guard lock(table_mutex());
+            detail::real_functions[static_cast<size_t>(version.symbol)].store(cow::noting(version.symbol, function),
+                                                                              std::memory_order_relaxed);
             shadow::install_one(version.symbol);
+            cow::install_one(version.symbol);
         }
         remember(function, version.symbol);
     }
@@ -174,6 +179,11 @@ std::atomic<void *> real_functions[kSymbols] = {
 };
 #undef WF_SYMBOL
 } // namespace detail
+
+std::mutex &table_mutex() {
+    static std::mutex *const instance = new std::mutex;
+    return *instance;
+}
 
 const char *symbol_name(Symbol symbol) {
     return symbol < Symbol::count ? kEntries[static_cast<size_t>(symbol)].name : "an unknown function";

@@ -17,6 +17,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 
 #define WF_EXPORT extern "C" __attribute__((visibility("default")))
 // A function of the driver that this library answers by hand; generate.py finds these and writes no wrapper for them.
@@ -43,6 +44,9 @@ template <typename F> F *real_function(Symbol symbol) {
 }
 // The real driver's function of that exact exported name, to be called.
 #define WF_REAL(name) (::woodfrog::interpose::real_function<decltype(::name)>(::woodfrog::interpose::Symbol::name))
+
+// Held by whoever puts functions into the table once the driver is known. Never around a look-up of symbols.
+std::mutex &table_mutex();
 
 const char *symbol_name(Symbol symbol);
 bool driver_has(Symbol symbol);

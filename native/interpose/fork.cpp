@@ -4,6 +4,7 @@
 #include "fork.hpp"
 
 #include "control_memory.hpp"
+#include "cow.hpp"
 #include "gate.hpp"
 #include "inherited.hpp"
 #include "ipc.hpp"
@@ -20,6 +21,7 @@ void in_child() {
     set_driver_only(true);
     gate_forget();
     shadow::in_forked_child();
+    cow::in_forked_child();
     kept_fds_after_fork_in_child();
     inherited_files_after_fork_in_child();
     control_memory_after_fork_in_child();

@@ -4,6 +4,7 @@
 // the same allocation, and unmaps it with the last close.
 #include "ipc.hpp"
 
+#include "cow.hpp"
 #include "debug.hpp"
 #include "driver_memory.hpp"
 #include "gate.hpp"
@@ -48,6 +49,7 @@ CUresult make_handle(CUipcMemHandle *out, CUdeviceptr address, bool *ours) {
     const uint64_t process = serve_ipc();
     if (process == 0)
         return CUDA_ERROR_OPERATING_SYSTEM;
+    cow::will_be_shared();
     std::lock_guard lock(memory().mutex);
     Allocation *allocation = memory().find(address);
     if (allocation == nullptr || out == nullptr)

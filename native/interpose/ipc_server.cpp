@@ -1,6 +1,7 @@
 // The exporter's side of legacy IPC, and how an importer reaches it; see ipc.hpp.
 #include "ipc.hpp"
 
+#include "cow.hpp"
 #include "debug.hpp"
 #include "memory.hpp"
 #include "thread.hpp"
@@ -89,6 +90,8 @@ void answer(int connection) {
         handle.process != server().process)
         return;
     const int fd = descriptor_of(handle);
+    if (fd >= 0)
+        cow::will_be_shared();
     Passed passed;
     passed.byte = fd >= 0 ? 1 : 0;
     if (fd >= 0) {

@@ -24,6 +24,10 @@ struct Physical {
     // was made ready for an export. Whoever gets the memory gets a copy of this one, so that all can be told to be the
     // same memory.
     KeptFd kept;
+    // Its units in the page of the snapshot that is being captured, if `arming` is that one's (cow.cpp).
+    struct Guard {
+        uint32_t arming = 0, first = 0, count = 0;
+    } guard;
 };
 
 uint64_t next_physical_id();

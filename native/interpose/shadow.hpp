@@ -82,16 +82,15 @@ template <auto record, Symbol symbol, typename... Arguments> struct After<record
         return result;
     }
 };
-#define WF_BEFORE(name, record)                                                                                        \
+// `Wrap` is Before, After or another template of their form.
+#define WF_WRAPPED(Wrap, name, ...)                                                                                    \
     ::woodfrog::interpose::shadow::Override {                                                                          \
-        Symbol::name, reinterpret_cast<void *>(                                                                        \
-                          &::woodfrog::interpose::shadow::Before<record, Symbol::name, decltype(::name)>::call)        \
+        ::woodfrog::interpose::Symbol::name,                                                                           \
+            reinterpret_cast<void *>(                                                                                  \
+                &Wrap<(__VA_ARGS__), ::woodfrog::interpose::Symbol::name, decltype(::name)>::call)                     \
     }
-#define WF_AFTER(name, record)                                                                                         \
-    ::woodfrog::interpose::shadow::Override {                                                                          \
-        Symbol::name, reinterpret_cast<void *>(                                                                        \
-                          &::woodfrog::interpose::shadow::After<record, Symbol::name, decltype(::name)>::call)         \
-    }
+#define WF_BEFORE(name, record) WF_WRAPPED(::woodfrog::interpose::shadow::Before, name, record)
+#define WF_AFTER(name, record) WF_WRAPPED(::woodfrog::interpose::shadow::After, name, record)
 
 using Overrides = std::vector<Override>;
 Overrides code_overrides();   // shadow_code.cpp

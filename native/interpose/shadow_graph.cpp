@@ -3,7 +3,7 @@
 //
 // Nodes are known by the handle they had in the graph they came from. Where that does not say which node was changed,
 // what it may write now is added and what it might write before is kept.
-#include "capture.hpp"
+#include "graph_walk.hpp"
 #include "shadow_copy.hpp"
 #include "shadow_dirty.hpp"
 #include "shadow_records.hpp"
@@ -15,7 +15,6 @@
 namespace woodfrog::interpose::shadow {
 namespace {
 
-constexpr unsigned kDeepest = 16;                  // child graphs in child graphs
 constexpr size_t kLargestGraph = size_t{64} << 20; // bytes of records
 constexpr const char *kUnknownNode = "a graph's node of a kind that is not followed";
 
@@ -69,32 +68,9 @@ void add_kernel(const LaunchArguments &launch, NodeWrites *writes) {
     writes->records.push_back(std::move(bytes));
 }
 
-template <typename Parameters> LaunchArguments arguments_of(const Parameters &node) {
-    CUfunction function = node.func;
-    if constexpr (requires { node.kern; })
-        if (function == nullptr)
-            function = reinterpret_cast<CUfunction>(node.kern);
-    return {function,
-            {node.gridDimX, node.gridDimY, node.gridDimZ},
-            {node.blockDimX, node.blockDimY, node.blockDimZ},
-            node.kernelParams,
-            node.extra};
-}
-
-NodeWrites kernel_writes(CUgraphNode node) {
+template <typename Parameters> NodeWrites kernel_writes(const Parameters &parameters) {
     NodeWrites writes;
-#if CUDA_VERSION >= 12040
-    CUkernelNodeAttrValue value{};
-    if (WF_DRIVER(cuGraphKernelNodeGetAttribute)(node, CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE, &value) ==
-            CUDA_SUCCESS &&
-        value.deviceUpdatableKernelNode.deviceUpdatable != 0)
-        writes.everything = "a graph's kernel that the device may change";
-#endif
-    CUDA_KERNEL_NODE_PARAMS_v2 parameters{};
-    if (WF_DRIVER(cuGraphKernelNodeGetParams_v2)(node, &parameters) == CUDA_SUCCESS)
-        add_kernel(arguments_of(parameters), &writes);
-    else
-        writes.everything = kUnknownNode;
+    add_kernel(arguments_of(parameters), &writes);
     return writes;
 }
 
@@ -120,59 +96,22 @@ NodeWrites unknown_writes() {
 
 using Nodes = std::unordered_map<CUgraphNode, NodeWrites>;
 
-// False when the graph cannot be read.
-bool walk(CUgraph graph, unsigned depth, Nodes *out) {
-    size_t count = 0;
-    if (depth > kDeepest || WF_DRIVER(cuGraphGetNodes)(graph, nullptr, &count) != CUDA_SUCCESS)
-        return false;
-    std::vector<CUgraphNode> nodes(count);
-    if (count != 0 && WF_DRIVER(cuGraphGetNodes)(graph, nodes.data(), &count) != CUDA_SUCCESS)
-        return false;
-    for (const CUgraphNode node : nodes) {
-        CUgraphNodeType type{};
-        if (WF_DRIVER(cuGraphNodeGetType)(node, &type) != CUDA_SUCCESS)
-            return false;
-        CUDA_MEMCPY3D copy{};
-        CUDA_MEMSET_NODE_PARAMS fill{};
-        CUgraph child = nullptr;
-        switch (type) {
-        case CU_GRAPH_NODE_TYPE_KERNEL:
-            (*out)[node] = kernel_writes(node);
-            break;
-        case CU_GRAPH_NODE_TYPE_MEMCPY:
-            (*out)[node] = WF_DRIVER(cuGraphMemcpyNodeGetParams)(node, &copy) == CUDA_SUCCESS ? copy_writes(copy)
-                                                                                              : unknown_writes();
-            break;
-        case CU_GRAPH_NODE_TYPE_MEMSET:
-            (*out)[node] = WF_DRIVER(cuGraphMemsetNodeGetParams)(node, &fill) == CUDA_SUCCESS ? fill_writes(fill)
-                                                                                              : unknown_writes();
-            break;
-        case CU_GRAPH_NODE_TYPE_GRAPH:
-            if (WF_DRIVER(cuGraphChildGraphNodeGetGraph)(node, &child) != CUDA_SUCCESS || !walk(child, depth + 1, out))
-                return false;
-            break;
-        case CU_GRAPH_NODE_TYPE_HOST:
-        case CU_GRAPH_NODE_TYPE_EMPTY:
-        case CU_GRAPH_NODE_TYPE_WAIT_EVENT:
-        case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
-        case CU_GRAPH_NODE_TYPE_EXT_SEMAS_SIGNAL:
-        case CU_GRAPH_NODE_TYPE_EXT_SEMAS_WAIT:
-        case CU_GRAPH_NODE_TYPE_MEM_ALLOC:
-        case CU_GRAPH_NODE_TYPE_MEM_FREE:
-            break;
-        default:
-            (*out)[node] = unknown_writes();
-        }
+struct Visitor {
+    Nodes nodes;
+    void kernel(CUgraphNode node, const CUDA_KERNEL_NODE_PARAMS_v2 &parameters, bool device_may_change) {
+        nodes[node] = kernel_writes(parameters);
+        if (device_may_change)
+            nodes[node].everything = "a graph's kernel that the device may change";
     }
-    return true;
-}
+    void copy(CUgraphNode node, const CUDA_MEMCPY3D &copy) { nodes[node] = copy_writes(copy); }
+    void fill(CUgraphNode node, const CUDA_MEMSET_NODE_PARAMS &fill) { nodes[node] = fill_writes(fill); }
+    void unknown(CUgraphNode node) { nodes[node] = unknown_writes(); }
+};
 
 Nodes nodes_of(CUgraph graph) {
-    const RelaxedScope relaxed;
-    Nodes nodes;
-    if (!walk(graph, 0, &nodes))
-        nodes[nullptr] = unknown_writes();
-    return nodes;
+    Visitor visitor;
+    walk_graph(graph, visitor);
+    return std::move(visitor.nodes);
 }
 
 void take_nodes(CUgraphExec executable, CUgraph graph) {
@@ -257,9 +196,7 @@ constexpr auto kDestroyed = [](CUgraphExec executable) {
 };
 constexpr auto kLaunched = [](CUgraphExec executable, CUstream) { launched(executable); };
 constexpr auto kKernelChanged = [](CUgraphExec executable, CUgraphNode node, const auto *parameters) {
-    NodeWrites writes;
-    add_kernel(arguments_of(*parameters), &writes);
-    change_node(executable, node, std::move(writes));
+    change_node(executable, node, kernel_writes(*parameters));
 };
 constexpr auto kCopyChanged = [](CUgraphExec executable, CUgraphNode node, const CUDA_MEMCPY3D *copy, CUcontext) {
     change_node(executable, node, copy_writes(*copy));

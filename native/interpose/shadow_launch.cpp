@@ -7,14 +7,8 @@
 
 namespace woodfrog::interpose::shadow {
 
-namespace {
-bool in_one_buffer(const LaunchArguments &launch) {
-    return launch.extra != nullptr && launch.extra[0] != CU_LAUNCH_PARAM_END;
-}
-} // namespace
-
 size_t launch_record_bytes(const Kernel &kernel, const LaunchArguments &launch) {
-    if (in_one_buffer(launch)) {
+    if (launch.in_one_buffer()) {
         size_t size_bytes = 0;
         bool known = false;
         for (void **at = launch.extra; *at != CU_LAUNCH_PARAM_END; at += 2) {
@@ -45,7 +39,7 @@ void write_launch_record(Kernel *kernel, const LaunchArguments &launch, size_t r
     std::copy(std::begin(launch.block), std::end(launch.block), record.block);
     memcpy(to, &record, sizeof(record));
     unsigned char *block = to + sizeof(record);
-    if (in_one_buffer(launch)) {
+    if (launch.in_one_buffer()) {
         for (void **at = launch.extra; *at != CU_LAUNCH_PARAM_END; at += 2)
             if (*at == CU_LAUNCH_PARAM_BUFFER_POINTER)
                 memcpy(block, at[1], record.parameters_bytes);
@@ -76,36 +70,14 @@ void launched(const LaunchArguments &launch) {
     submit(size_bytes, [&](unsigned char *to) { write_launch_record(kernel, launch, size_bytes, to); });
 }
 
-constexpr auto kLaunch = [](CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
-                            unsigned block_y, unsigned block_z, unsigned, CUstream, void **parameters, void **extra) {
-    launched({function, {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, parameters, extra});
-};
-constexpr auto kCooperative = [](CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
-                                 unsigned block_x, unsigned block_y, unsigned block_z, unsigned, CUstream,
-                                 void **parameters) {
-    launched({function, {grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, parameters, nullptr});
-};
-constexpr auto kLaunchEx = [](const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra) {
-    if (config == nullptr)
-        return; // the driver refuses it
-    launched({function,
-              {config->gridDimX, config->gridDimY, config->gridDimZ},
-              {config->blockDimX, config->blockDimY, config->blockDimZ},
-              parameters,
-              extra});
+struct Sink {
+    static void launched(const LaunchArguments &launch) { shadow::launched(launch); }
 };
 
 } // namespace
 
 Overrides launch_overrides() {
-    return {
-        WF_BEFORE(cuLaunchKernel, kLaunch),
-        WF_BEFORE(cuLaunchKernel_ptsz, kLaunch),
-        WF_BEFORE(cuLaunchKernelEx, kLaunchEx),
-        WF_BEFORE(cuLaunchKernelEx_ptsz, kLaunchEx),
-        WF_BEFORE(cuLaunchCooperativeKernel, kCooperative),
-        WF_BEFORE(cuLaunchCooperativeKernel_ptsz, kCooperative),
-    };
+    return launch_table<Sink, Before>();
 }
 
 } // namespace woodfrog::interpose::shadow

@@ -1,6 +1,7 @@
 // What goes through the ring: launches, ranges and graphs, as bytes.
 #pragma once
 
+#include "launches.hpp"
 #include "shadow_code.hpp"
 #include "shadow_ring.hpp"
 
@@ -41,12 +42,6 @@ struct GraphRecord {
     const std::shared_ptr<const GraphWrites> *writes = nullptr; // the record's own, freed by the reader
 };
 
-struct LaunchArguments {
-    CUfunction function;
-    unsigned grid[3], block[3];
-    void **parameters;
-    void **extra;
-};
 // Bytes that the record takes; 0 when the parameters cannot be told.
 size_t launch_record_bytes(const Kernel &kernel, const LaunchArguments &launch);
 void write_launch_record(Kernel *kernel, const LaunchArguments &launch, size_t record_bytes, unsigned char *to);

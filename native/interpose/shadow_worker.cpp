@@ -6,6 +6,7 @@
 #include "shadow_worker.hpp"
 
 #include "debug.hpp"
+#include "devices.hpp"
 #include "shadow_dirty.hpp"
 #include "shadow_records.hpp"
 #include "thread.hpp"
@@ -16,7 +17,6 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
-#include <dirent.h>
 #include <memory>
 #include <mutex>
 #include <string_view>
@@ -210,25 +210,6 @@ void *worker_thread(void *) {
         }
         futex_wait(&g_wake, seen, nullptr);
     }
-}
-
-// Devices that write memory by themselves: network cards and disks that were given access past the driver's API.
-const char *device_that_writes() {
-    static constexpr const char *kDevices[] = {"/dev/infiniband/", "/dev/gdrdrv", "/dev/nvidia-fs"};
-    DIR *folder = opendir("/proc/self/fd");
-    if (folder == nullptr)
-        return "the descriptors of this process cannot be listed";
-    const char *found = nullptr;
-    while (const dirent *entry = readdir(folder)) {
-        char target[256] = {};
-        if (readlinkat(dirfd(folder), entry->d_name, target, sizeof(target) - 1) <= 0)
-            continue;
-        for (const char *device : kDevices)
-            if (strncmp(target, device, strlen(device)) == 0)
-                found = "a device other than the GPU may write its memory (RDMA or GPUDirect is open)";
-    }
-    closedir(folder);
-    return found;
 }
 
 } // namespace

@@ -6,6 +6,7 @@
 // file with its process number (the kernel's owner for SIGIO, which nothing else uses), so that an importer can say
 // where its memory came from.
 #include "capture.hpp"
+#include "cow.hpp"
 #include "debug.hpp"
 #include "driver_memory.hpp"
 #include "gate.hpp"
@@ -23,6 +24,7 @@ constexpr auto kPosixFd = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 // An export for the application: the driver's answer for anything out of the ordinary, else a copy of the kept one.
 CUresult export_handle(void *shareable, CUmemGenericAllocationHandle number, CUmemAllocationHandleType type,
                        unsigned long long flags) {
+    cow::will_be_shared();
     std::lock_guard lock(memory().mutex);
     VirtualHandle *known = find_virtual_handle(number);
     // The types the application asked for are those it may export, not the one that was added.

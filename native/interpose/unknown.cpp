@@ -6,6 +6,7 @@
 // ABI is assumed; nothing may be thrown or longjmp'ed across a call, which the driver does not do.
 #include "unknown.hpp"
 
+#include "cow.hpp"
 #include "debug.hpp"
 #include "gate.hpp"
 #include "shadow.hpp"
@@ -13,6 +14,13 @@
 #include <new>
 
 namespace woodfrog::interpose {
+namespace {
+// It will be called without passing through here.
+void called_unseen() {
+    shadow::called_unknown_function();
+    cow::memory_is_lent();
+}
+} // namespace
 
 #if defined(__x86_64__)
 namespace {
@@ -41,6 +49,8 @@ extern "C" __attribute__((used)) void *woodfrog_enter_unknown(unsigned stub, voi
     new (frame.scope) GateScope(Symbol::count);
     if (shadow::on())
         shadow::called_unknown_function();
+    if (cow::armed())
+        cow::will_write_anything();
     return g_functions[stub].load(std::memory_order_acquire);
 }
 
@@ -135,12 +145,12 @@ void *gate_unknown(void *function) {
             return const_cast<unsigned char *>(woodfrog_unknown_stubs + stub * kStubBytes);
     }
     debug("no entry point is left for an unknown function: it passes by the gate");
-    shadow::called_unknown_function(); // it will be, and unseen
+    called_unseen();
     return function;
 }
 #else
 void *gate_unknown(void *function) {
-    shadow::called_unknown_function(); // it will be, and unseen
+    called_unseen();
     return function;
 }
 #endif

@@ -4,6 +4,7 @@
 // A handle that we do not own (host memory that cannot be exported, sparse tiles, anything the driver made differently)
 // keeps the driver's number and passes through unchanged.
 #include "capture.hpp"
+#include "cow.hpp"
 #include "debug.hpp"
 #include "driver_memory.hpp"
 #include "gate.hpp"
@@ -179,8 +180,10 @@ WF_HOOK(cuMemSetAccess, CUdeviceptr ptr, size_t size, const CUmemAccessDesc *des
     if (result == CUDA_SUCCESS && !driver_only()) {
         remember_access(ptr, size, desc, count);
         for (size_t i = 0; i < count; ++i)
-            if (desc[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+            if (desc[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE) {
                 shadow::wrote_everything_for_good("device memory that the processor can write");
+                cow::will_be_shared();
+            }
     }
     return result;
 }

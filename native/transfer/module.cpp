@@ -313,6 +313,7 @@ NB_MODULE(transfer, m) {
     bind_copies(m);
     bind_files(m);
     bind_hashing(m);
+    bind_guard(m);
     bind_packs(m);
     m.def(
         "driver_version",

@@ -39,6 +39,7 @@ DEFINE_LAYOUT(tracking)
 DEFINE_LAYOUT(dirty)
 DEFINE_LAYOUT(kernel)
 DEFINE_LAYOUT(shared)
+DEFINE_LAYOUT(guarded)
 
 } // namespace
 

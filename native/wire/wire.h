@@ -149,6 +149,10 @@
 #define WF_FIELDS_kernel(F)                                                                                            \
     F(launches, uint64_t, 1, "Q") F(covered, uint32_t, 1, "I") F(reserved, uint32_t, 1, "I") F(name, char, 160, "160s")
 
+// A handle of a snapshot that is still being captured: its units in the page that came with the message (guard.h).
+#define WF_FIELDS_guarded(F)                                                                                           \
+    F(handle, uint64_t, 1, "Q") F(first, uint32_t, 1, "I") F(count, uint32_t, 1, "I")
+
 // Messages: name, number, body, entry (empty: none), from ("agent" or "daemon")
 #define WF_MESSAGES(M)                                                                                                 \
     M(hello, 1, hello, empty, "agent")            /* first packet of every connection; not answered */                 \
@@ -157,7 +161,8 @@
     M(export_batch, 4, empty, handle, "agent")    /* before the reply to export; carries fds */                        \
     M(mapping_batch, 5, empty, mapping, "agent")  /* before the reply to export, after the export batches */           \
     M(dirty_batch, 6, tracking, dirty, "agent")   /* before the reply to dirty, if launches are followed */            \
-    M(kernel_batch, 7, empty, kernel, "agent")    /* after the dirty batches: what was launched, most often first */   \
+    M(kernel_batch, 7, empty, kernel, "agent")    /* what was launched, most often first: after the dirty batches,   \
+                                                     and before the reply to guard_end */                              \
     M(shared_batch, 20, empty, shared, "agent")   /* before the reply to export, if there is any */                    \
     M(hosted_batch, 28, empty, handle, "agent")   /* before the reply to hosted; carries fds */                        \
     M(replaced_batch, 29, empty, handle, "agent") /* before the reply to replace_batch: which were replaced */         \
@@ -173,6 +178,8 @@
     M(resume, 38, empty, empty, "daemon")         /* gate open */                                                      \
     M(ping, 39, empty, empty, "daemon")                                                                                \
     M(control_memory, 40, control, empty, "daemon") /* memory for the control state, made ready while running */       \
+    M(guard, 45, empty, guarded, "daemon")        /* returned: the first carries the page; reply after the LAST one */  \
+    M(guard_end, 46, empty, empty, "daemon")      /* nothing is captured any more; reply.value: how often one waited */ \
     M(export_ahead, 48, empty, empty, "daemon") /* running: descriptors are made and kept; reply.value says how many */  \
     M(hold, 44, quiesce, empty, "daemon") /* running or held: gate closed, work may go on; reply.value is WF_HELD_… */ \
     M(hosted, 60, empty, empty, "daemon") /* any state: device memory that lies on host memory (hosted.hpp) */        \
@@ -211,6 +218,7 @@ WF_DECLARE(Tracking, WF_FIELDS_tracking)
 WF_DECLARE(Dirty, WF_FIELDS_dirty)
 WF_DECLARE(Kernel, WF_FIELDS_kernel)
 WF_DECLARE(Shared, WF_FIELDS_shared)
+WF_DECLARE(Guarded, WF_FIELDS_guarded)
 #undef WF_DECLARE
 #undef WF_DECLARE_FIELD
 
@@ -231,7 +239,7 @@ static_assert(sizeof(Header) + sizeof(Hello) < WF_MAX_MESSAGE);
 static_assert(sizeof(Header) + WF_MAX_ENTRIES * sizeof(Mapping) < WF_MAX_MESSAGE);
 static_assert(sizeof(Header) + sizeof(Tracking) + WF_MAX_ENTRIES * sizeof(Dirty) < WF_MAX_MESSAGE);
 static_assert(sizeof(Header) + WF_MAX_ENTRIES * sizeof(Kernel) < WF_MAX_MESSAGE);
-static_assert(sizeof(Shared) == 32);
+static_assert(sizeof(Shared) == 32 && sizeof(Guarded) == 16);
 
 } // namespace woodfrog::wire
 #endif

@@ -28,9 +28,14 @@ class CheckpointResult(_Jsonable):
     stall_s: float = 0.0  # how long the target waited
     stall_parts: dict[str, float] = field(default_factory=dict)  # of it; `data`: for what was new to leave its memory
     driver_s: float = 0.0  # of it: the driver's own checkpoint and restore of the control state
-    # For each GPU: device, way (copy, stop, copy and stop), copied_bytes (drained while it ran), drained_bytes (before
-    # it did), free_bytes and allowed_bytes (of the GPU's memory then, for copies).
+    # For each GPU: device, way (copy, cow, stop, copy and stop), copied_bytes (drained while it ran), drained_bytes
+    # (before it did), free_bytes and allowed_bytes (of the GPU's memory then, for copies), cow_bytes (captured while it
+    # ran), early_bytes (of these: because it waited for that).
     concurrent: list[dict[str, Any]] = field(default_factory=list)
+    # Where copy-on-write was the way: waits (calls of the target that waited), waited_s (all together), early_bytes.
+    copy_on_write: dict[str, Any] = field(default_factory=dict)
+    # Of a checkpoint whose first attempt missed a write: reason, kernels (launched meanwhile), stall_s of that attempt.
+    retaken: dict[str, Any] = field(default_factory=dict)
     # With precopy: rounds (bytes copied in each), pause_s, used_bytes (new, not copied while the target waited),
     # stored_bytes (stored before it waited).
     precopy: dict[str, Any] = field(default_factory=dict)

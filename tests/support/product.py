@@ -408,6 +408,16 @@ def _cuda_include() -> str:
     raise AssertionError("there is no cuda.h: install nvidia-cuda-runtime")
 
 
+def wait_for_path(path: Path) -> None:
+    """Wait until there is such a file."""
+    with _changes_of(path.parent) as changed:
+        deadline = time.monotonic() + DEADLINE_S
+        while not path.exists():
+            left_s = deadline - time.monotonic()
+            assert left_s > 0, f"no {path} within {DEADLINE_S:g} s"
+            changed(min(left_s, 1.0))
+
+
 @contextlib.contextmanager
 def _changes_of(path: Path) -> Iterator[Callable[[float], None]]:
     """A function that waits until something below or in `path` changed, at most for the seconds that it is given."""

@@ -17,7 +17,8 @@ LARGEST = 3 << 20
 
 
 def contents(image: Image, scratch: Path) -> dict[int, bytes]:
-    """The application's allocations out of an image, by address, from the packs."""
+    """The application's allocations out of an image, by address, from the packs. Of memory that several handles share
+    those of the one that stands for it."""
     manifest = image.manifest
     paths = [scratch / f"handle-{handle.id:x}" for handle in manifest.handles]
     files = [path.open("w+b") for path in paths]
@@ -35,7 +36,11 @@ def contents(image: Image, scratch: Path) -> dict[int, bytes]:
         for file, path in zip(files, paths, strict=True):
             file.close()
             path.unlink()
-    return {row.address: whole[row.handle][row.offset : row.offset + row.size] for row in manifest.allocations.rows()}
+    return {
+        row.address: whole[row.handle][row.offset : row.offset + row.size]
+        for row in manifest.allocations.rows()
+        if row.handle in whole
+    }
 
 
 def check_images(product: Product, images: dict[str, dict[int, bytes]]) -> None:

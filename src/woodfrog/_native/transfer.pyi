@@ -243,6 +243,40 @@ def capture_chunks(
     kernel.
     """
 
+class Guard:
+    """What of a running target's snapshot is captured, shared with the target through a page (native/wire/guard.h). A
+    run is (first, count, first unit, units): chunks first … first+count-1 of a part's positions. Each chunk is handed
+    out once. From any thread."""
+
+    def __init__(self, parts: Sequence[tuple[Sequence[int], bytes]], *, chunk_bytes: int) -> None:
+        """parts: the sizes of pieces, which are cut as by drain_to_file, and the positions (u32, ascending, counted
+        through them) of the chunks that have to be captured."""
+    @property
+    def fd(self) -> int:
+        """The page's own descriptor: pass it on, do not close it."""
+    @property
+    def unit_bytes(self) -> int: ...
+    def places(self, part: int) -> list[tuple[int, int]]:
+        """First unit and number of units of each piece of a part."""
+    def take(self, part: int, most_chunks: int) -> list[tuple[int, int, int, int]]:
+        """The next runs that nobody has taken, in the order of the memory; at least a unit. [] when there are none."""
+    def take_wanted(self, part: int, most_chunks: int) -> list[tuple[int, int, int, int]]:
+        """The same of what the target waits for; waits for that. [] when it is over."""
+    def captured(self, part: int, runs: Sequence[tuple[int, int, int, int]]) -> None:
+        """The target may write there."""
+    def left(self, part: int) -> int:
+        """Chunks that are not captured yet, taken or not."""
+    def finish(self) -> None:
+        """Nobody waits any more."""
+    @property
+    def waits(self) -> int:
+        """Calls of the target that waited, as it says itself; so are the next two."""
+    @property
+    def waited_s(self) -> float: ...
+    @property
+    def given_up(self) -> int:
+        """Calls that went on without what they waited for."""
+
 def write_arena(
     arena: Arena,
     ranges: Sequence[tuple[int, int]],

@@ -15,7 +15,7 @@ from woodfrog.daemon.targets import Resolved
 from woodfrog.errors import NotFoundError, RefusedError, TargetState, UsageError, WoodfrogError
 from woodfrog.image.writer import parse_compression
 from woodfrog.operations import room
-from woodfrog.operations.checkpoint import Checkpoint, CheckpointRequest
+from woodfrog.operations.checkpoint import CheckpointRequest
 from woodfrog.operations.concurrent import check_way
 from woodfrog.operations.manifest import version
 from woodfrog.operations.migrate import Migrate, MigrateRequest
@@ -24,6 +24,7 @@ from woodfrog.operations.placement import resolve
 from woodfrog.operations.promote import EAGER, MODES
 from woodfrog.operations.restore import Restore, RestoreRequest
 from woodfrog.operations.resume import Resume, ResumeRequest
+from woodfrog.operations.retake import RetakenCheckpoint
 from woodfrog.operations.suspend import Suspend, SuspendRequest
 from woodfrog.operations.switch import Switch, SwitchRequest
 from woodfrog.target import pid_namespace
@@ -122,7 +123,7 @@ class Verbs:
 
         def make() -> Operation:
             self._require_running(target, "checkpoint")
-            return Checkpoint(self._node.context, request, call.emit)
+            return RetakenCheckpoint(self._node.context, request, call.emit)
 
         return self._run("checkpoint", target.root_pid, call, make)
 

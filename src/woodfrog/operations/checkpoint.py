@@ -27,6 +27,7 @@ from woodfrog.operations.clean import Clean, CleanChangedError
 from woodfrog.operations.concurrent import Allowance
 from woodfrog.operations.context import Context
 from woodfrog.operations.control_files import ControlFiles
+from woodfrog.operations.copy_on_write import CopyOnWrite
 from woodfrog.operations.data import GpuData
 from woodfrog.operations.dump_folder import dump_folder
 from woodfrog.operations.failure import explain
@@ -36,7 +37,7 @@ from woodfrog.operations.history import Baseline, LastImage
 from woodfrog.operations.increment import Increment
 from woodfrog.operations.instance import end_namespace
 from woodfrog.operations.lent import LentMemory
-from woodfrog.operations.phases import Beside, Emit, Phase, Step
+from woodfrog.operations.phases import Beside, Emit, Phase, Runner, Step
 from woodfrog.operations.precopy import Precopy
 from woodfrog.operations.rings import take_rings
 from woodfrog.operations.space import Space
@@ -119,8 +120,10 @@ class CheckpointPlan:
 class Checkpoint(FreezingOperation):
     """One checkpoint; use once. Everything it holds is released when `run` returns or raises."""
 
-    def __init__(self, context: Context, request: CheckpointRequest, emit: Emit | None = None) -> None:
-        super().__init__("checkpoint", context, request.timeout_s, emit)
+    def __init__(
+        self, context: Context, request: CheckpointRequest, emit: Emit | None = None, runner: Runner | None = None
+    ) -> None:
+        super().__init__("checkpoint", context, request.timeout_s, emit, runner=runner)
         self._request = request
         self._plan: CheckpointPlan | None = None
         self._criu: Criu | None = None
@@ -128,6 +131,7 @@ class Checkpoint(FreezingOperation):
         self._increment: Increment | None = None
         self._allowance: Allowance | None = None
         self._precopy: Precopy | None = None
+        self._cow: CopyOnWrite | None = None
         self._dumped: Dumped | None = None
         self._control_files = ControlFiles(context.runtime_directory, context.control_files_unfit)
         self._draft: manifests.Draft | None = None
@@ -299,6 +303,15 @@ class Checkpoint(FreezingOperation):
         self._export()
         self._data = GpuData(self._context.devices, target.notes.handles, target.notes.devices)
         self._clean = self._find_clean(self._data)
+        if not self._request.stop:
+            self._cow = CopyOnWrite(
+                self._data,
+                target.members,
+                in_background=lambda: target.resumed_at > 0.0,
+                turn=self._may_drain.wait,
+                let_drain=self._may_drain.set,
+            )
+            target.before_resume = self._cow.arm
         self._increment = Increment(
             self._context,
             self._data,
@@ -313,6 +326,7 @@ class Checkpoint(FreezingOperation):
             turn=self._may_drain.wait,
             in_background=lambda: target.resumed_at > 0.0,
             precopy=self._precopy,
+            cow=self._cow,
         )
         target.release()
         if self._request.cpu:
@@ -409,7 +423,8 @@ class Checkpoint(FreezingOperation):
             self._target.bring_back_memory()
         finally:
             self._may_drain.set()
-        self._release_data()
+        if self._cow is None or not self._cow.active:
+            self._release_data()
         self._target.close()
 
     def _write(self) -> None:
@@ -545,6 +560,7 @@ class Checkpoint(FreezingOperation):
             "driver_s": self._target.driver_s,
             "precopy": self._precopy.stats.to_dict() if self._precopy else {},
             "concurrent": [way.to_dict() for way in increment.ways] if increment else [],
+            "copy_on_write": self._cow.to_dict() if self._cow else {},
             "bytes": self._manifest.gpu_bytes + self._manifest.cpu_bytes,
             "gpu_bytes": self._manifest.gpu_bytes,
             "cpu_bytes": self._manifest.cpu_bytes,

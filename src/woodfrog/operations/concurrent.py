@@ -2,8 +2,11 @@
 
     copy   a copy of all memory is made within the GPU's, and hashed and drained while the target runs; where there is
            no room for that, what is new is looked for first, and only that is copied
+    cow    copy-on-write: what is new is captured while the target runs, from its own memory, and it waits before it
+           writes what has not been (operations/copy_on_write.py). The arena must have room for all that is new
     stop   it drains before the target runs on
-    auto   copy, as far as there is room, and stop for the rest
+    auto   copy where there is room for all that is new, else cow; where the arena has no room for that, copy as far as
+           the GPU has room, and stop for the rest
 
 Must never take memory that the target's return needs: its control state is off the GPU while this decides.
 """
@@ -14,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from woodfrog.errors import NoSpaceError, RefusedError, UsageError
+from woodfrog.errors import NoSpaceError, UsageError
 from woodfrog.operations import room
 
 if TYPE_CHECKING:
@@ -34,9 +37,13 @@ class DeviceWay:
     free_bytes: int  # of the device's memory, when it was decided
     allowed_bytes: int  # of these, what copies might take
     snapshot_bytes: int = 0  # of all memory, copied before it was known what is new
+    cow_bytes: int = 0  # captured from its memory while the target ran
+    early_bytes: int = 0  # of these, because it waited for that
 
     @property
     def way(self) -> str:
+        if self.cow_bytes:
+            return COW
         if not self.copied_bytes:
             return STOP
         return f"{COPY} and {STOP}" if self.drained_bytes else COPY
@@ -50,19 +57,16 @@ class DeviceWay:
             "free_bytes": self.free_bytes,
             "allowed_bytes": self.allowed_bytes,
             "snapshot_bytes": self.snapshot_bytes,
+            "cow_bytes": self.cow_bytes,
+            "early_bytes": self.early_bytes,
         }
 
 
 def check_way(way: str, *, stop: bool) -> None:
-    """UsageError or RefusedError for a way that there is not, or not for this checkpoint."""
-    if way == COW:
-        raise RefusedError(
-            "copy-on-write needs to know what each launch writes, and this version does not follow that yet",
-            advice="--concurrent auto copies what fits into the GPU's free memory and drains the rest first",
-        )
-    if way not in (AUTO, COPY, STOP):
-        raise UsageError(f"there is no way {way!r} to run on", advice="auto, copy or stop")
-    if stop and way == COPY:
+    """UsageError for a way that there is not, or not for this checkpoint."""
+    if way not in (AUTO, COPY, COW, STOP):
+        raise UsageError(f"there is no way {way!r} to run on", advice="auto, copy, cow or stop")
+    if stop and way in (COPY, COW):
         raise UsageError("a target that ends does not run on beside its data", advice="leave out --concurrent")
 
 
@@ -91,6 +95,16 @@ def staged_chunks(way: str, wanted: int, chunk_bytes: int, allowed_bytes: int, d
     if way == COPY and fitting < wanted:
         raise no_room(wanted * chunk_bytes, allowed_bytes, device)
     return fitting
+
+
+def no_arena_room(wanted_bytes: int, device: int) -> NoSpaceError:
+    """What is told when `cow` was demanded."""
+    return NoSpaceError(
+        f"{wanted_bytes // MIB} MiB are new, and the host arena has no room for all of that, which copy-on-write needs",
+        advice="give the daemon a larger arena, or leave out --concurrent",
+        device=device,
+        details={"needed_bytes": wanted_bytes},
+    )
 
 
 def no_room(wanted_bytes: int, allowed_bytes: int, device: Device) -> NoSpaceError:

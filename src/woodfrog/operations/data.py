@@ -177,6 +177,12 @@ class GpuData:
             raise
         return [fds[index] for index in range(len(self.handles))]
 
+    def release_piece(self, part: DevicePart, piece: int) -> None:
+        """Unmap the memory of one handle of a part, which nothing here looks at any more."""
+        memory = self._memories.pop(part.indices[piece], None)
+        if memory is not None:
+            memory.release()
+
     def release(self) -> None:
         """Unmap everything; the memory itself lives on while somebody holds a descriptor of it."""
         memories, self._memories = self._memories, {}

@@ -61,6 +61,7 @@ class FrozenTarget:
         self.resumed_at: float = 0.0
         self.paused_s: float = 0.0  # before that
         self.driver_s: float = 0.0  # in the driver's own calls
+        self.before_resume: Callable[[], None] = lambda: None  # the memory is back, the gates are closed still
         self.visit = Visit()  # of a target that has no interposer, see driver/entering.py
         self.lent: LentMemory | None = None  # of such a target, where its driver lends its memory
 
@@ -257,6 +258,7 @@ class FrozenTarget:
     def return_and_resume(self) -> None:
         """Memory back in every process, then the gates open."""
         self.return_memory()
+        self.before_resume()
         if self.notes.managed:
             taken = self._bring_each(self._resume_one)
             if any(taken):

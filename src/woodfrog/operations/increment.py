@@ -2,7 +2,8 @@
 
 Only chunks whose digest the store lacks cross the bus (with `everything` all of them do, and each is compared with its
 digest in host memory). Where the GPU has room, `snapshot` copies all memory within it, and nothing after that looks at
-the target's own (`whole`). Else the target waits for `hash` and `capture`. This must never write a chunk that does not
+the target's own (`whole`). Else the target waits for `hash` and `capture`; with copy-on-write there is nothing for that
+to do, and `drain` captures while the target runs. This must never write a chunk that does not
 have the digest which was taken while the target was at rest, or of a copy that was made then.
 """
 
@@ -14,8 +15,9 @@ from typing import TYPE_CHECKING
 from woodfrog.image.manifest import Amounts
 from woodfrog.image.writer import ImageWriter
 from woodfrog.operations.clean import Clean
-from woodfrog.operations.concurrent import AUTO, STOP, Allowance, DeviceWay
+from woodfrog.operations.concurrent import AUTO, COW, STOP, Allowance, DeviceWay
 from woodfrog.operations.context import Context
+from woodfrog.operations.copy_on_write import CopyOnWrite
 from woodfrog.operations.data import DevicePart, GpuData, JointProgress, split_positions
 from woodfrog.operations.part_increment import PartIncrement
 from woodfrog.operations.precopy import Precopy
@@ -49,6 +51,7 @@ class Increment:
         in_background: Callable[[], bool] = lambda: False,
         turn: Callable[[], object] = lambda: None,
         precopy: Precopy | None = None,
+        cow: CopyOnWrite | None = None,
     ) -> None:
         self._data = data
         self._writer = writer
@@ -57,6 +60,7 @@ class Increment:
         self._way = way
         self._allowance = allowance if way != STOP else None
         self._precopy = precopy
+        self._cow = cow if way in (AUTO, COW) else None
         self._parts = [
             PartIncrement(
                 context,
@@ -69,6 +73,7 @@ class Increment:
                 everything=everything,
                 in_background=in_background,
                 turn=turn,
+                cow=self._cow,
             )
             for part, cut in zip(data.parts, data.cuts(writer.chunk_bytes), strict=True)
         ]
@@ -101,7 +106,7 @@ class Increment:
     def plan_snapshot(self) -> bool:
         """Take device memory for a copy of all memory; False, and none is taken, unless each device has room for it."""
         allowance = self._allowance
-        if allowance is None or not self._parts:
+        if allowance is None or self._way == COW or not self._parts:
             return False
         if all(part.plan_snapshot(allowance) for part in self._parts):
             return True
@@ -135,7 +140,10 @@ class Increment:
 
     def plan_capture(self) -> JointProgress:
         """Make room for what has to move; the progress to pass to `capture`."""
-        return _progress([part.plan_capture(self._way, self._allowance) for part in self._parts])
+        progress = _progress([part.plan_capture(self._way, self._allowance) for part in self._parts])
+        if self._cow is not None:
+            self._cow.begin()
+        return progress
 
     def capture(self, progress: JointProgress) -> None:
         """Everything new out of the target's memory: to the arena, or to copies in the GPU's own."""
@@ -148,6 +156,8 @@ class Increment:
     def drain(self, progress: JointProgress) -> None:
         """The copies to the arena, and on to the store where it cannot hold them."""
         self._each(PartIncrement.drain, progress)
+        if self._cow is not None:
+            self._cow.end()
 
     def plan_write(self) -> JointProgress:
         """The progress to pass to `write`."""
@@ -163,6 +173,8 @@ class Increment:
 
     def release(self) -> None:
         """Give back the device memory that copies are still in. Nothing happens a second time."""
+        if self._cow is not None:
+            self._cow.close()
         for part in self._parts:
             part.release()
 

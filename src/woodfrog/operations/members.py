@@ -95,6 +95,10 @@ class Member:
             for one in exported.handles
         ]
 
+    def owns(self, handle: HandleNote) -> bool:
+        """Whether `handle` is one of this process's."""
+        return member_of(handle.handle) == self.number
+
     def own_handle(self, handle: HandleNote) -> Handle:
         """`handle` as its agent knows it."""
         return Handle(handle.handle & _OWN, handle.size, self.note.own_ordinal(handle.device), handle.kind)

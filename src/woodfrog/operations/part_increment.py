@@ -13,6 +13,7 @@ import logging
 from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from woodfrog.errors import NoSpaceError, WoodfrogError
@@ -22,6 +23,7 @@ from woodfrog.image.writer import ImageWriter
 from woodfrog.operations import concurrent, room
 from woodfrog.operations.concurrent import Allowance, DeviceWay
 from woodfrog.operations.context import Arenas, Context
+from woodfrog.operations.copy_on_write import RING_BYTES, CopyOnWrite, GuardedPart
 from woodfrog.operations.data import DevicePart, GpuData, drain_pieces
 from woodfrog.operations.kept import Kept
 from woodfrog.operations.phases import CUDA_ERROR_OUT_OF_MEMORY
@@ -40,6 +42,10 @@ log = logging.getLogger(__name__)
 Drain = Callable[[int, int, int, "Progress"], None]
 
 
+class DiffersError(WoodfrogError):
+    """A chunk has another digest than it had in the GPU's memory."""
+
+
 class PartIncrement:
     """One device's share of an Increment. `spaces` are the caller's to free; this may take more into its own."""
 
@@ -56,6 +62,7 @@ class PartIncrement:
         everything: bool,
         in_background: Callable[[], bool],
         turn: Callable[[], object],
+        cow: CopyOnWrite | None,
     ) -> None:
         self.part = part
         self.cut = cut
@@ -71,6 +78,8 @@ class PartIncrement:
         self._everything = everything
         self._in_background = in_background
         self._turn = turn
+        self._cow = cow  # where this way may be taken
+        self._guarded: GuardedPart | None = None  # and it was
         self._staging: Staging | None = None
         self._staged = 0
         self._slots: Sequence[int] = range(0)  # of the staging: where the first `staged` of `moved` are
@@ -82,7 +91,9 @@ class PartIncrement:
 
     @property
     def way(self) -> DeviceWay:
-        """What `capture` did."""
+        """What was done."""
+        if self._guarded is not None:
+            return replace(self._way, early_bytes=self._guarded.early_bytes)
         return self._way
 
     def found(self, digests: bytes, new: array[int], precopy: Precopy | None) -> None:
@@ -151,6 +162,9 @@ class PartIncrement:
         if allowance is not None and self.moved:
             device = self._data.device_of(self.part)
             free, allowed = allowance.of(self.part.device, device)
+            if self._plan_guard(way, allowed, device):
+                self._way = DeviceWay(self.part.device, 0, 0, free, allowed, cow_bytes=moved_bytes)
+                return 0, 0
             self._take_staging(way, allowed, device)
         copied_bytes = self.cut.bytes_at(self.moved[: self._staged])
         self._way = DeviceWay(self.part.device, copied_bytes, moved_bytes - copied_bytes, free, allowed)
@@ -161,7 +175,7 @@ class PartIncrement:
 
     def capture(self, moving: Progress, writing: Progress) -> None:
         """What is new out of the target's memory: from now on that may change."""
-        if self._snapshot_bytes:
+        if self._snapshot_bytes or self._guarded is not None:
             return
         if self._staging is not None:
             self._data.capture_chunks(self.part, self.moved[: self._staged], self._staging, moving)
@@ -176,6 +190,27 @@ class PartIncrement:
         elif direct:
             drain(self._staged, direct, 0, moving)
             self._keep(self._staged, direct, 0)
+
+    def _plan_guard(self, way: str, allowed_bytes: int, device: Device) -> bool:
+        """Whether all of it is captured while the target runs; then memory for that is taken."""
+        wanted = len(self.moved)
+        chunk_bytes = self._chunk_bytes
+        if self._cow is None or (way == concurrent.AUTO and wanted <= allowed_bytes // chunk_bytes):
+            return False
+        if not self._fits(wanted):
+            if way == concurrent.COW:
+                raise concurrent.no_arena_room(wanted * chunk_bytes, device.ordinal)
+            return False
+        slots = min(wanted, min(allowed_bytes, RING_BYTES) // chunk_bytes)
+        ring = None
+        try:
+            ring = Staging(device, slots, chunk_bytes) if slots else None
+        except RuntimeError as failure:
+            if getattr(failure, "code", None) != CUDA_ERROR_OUT_OF_MEMORY:
+                raise
+            log.info("no device memory for a ring of copies after all: %s", failure)
+        self._guarded = self._cow.add(self.part, self.cut, self.moved, self._arenas, self._space, ring)
+        return True
 
     def _take_staging(self, way: str, allowed_bytes: int, device: Device) -> None:
         chunk_bytes = self._chunk_bytes
@@ -209,6 +244,8 @@ class PartIncrement:
 
     def plan_drain(self) -> tuple[int, int]:
         """Room for the copies. (bytes to move, bytes to store) by `drain`."""
+        if self._guarded is not None:
+            return self._way.cow_bytes, 0
         if not self._staged:
             return 0, 0
         self._streams = not self._fits(len(self.moved))
@@ -219,6 +256,10 @@ class PartIncrement:
 
     def drain(self, moving: Progress, writing: Progress) -> None:
         """The copies to the arena, or through it to the store; their memory is given back as they leave it."""
+        if self._guarded is not None:
+            self._guarded.drain(moving)
+            self._keep(0, len(self.moved), 0)
+            return
         staging = self._staging
         if staging is None or not self._staged:
             self.release()
@@ -259,7 +300,12 @@ class PartIncrement:
             kept.append(self._precopied)
             self._precopied = None
         for one in kept:
-            self._store_batch(one, writing)
+            try:
+                self._store_batch(one, writing)
+            except DiffersError as failure:
+                if self._guarded is None or self._cow is None:
+                    raise
+                raise self._cow.missed() from failure
 
     def release(self) -> None:
         """Give the copies' memory back. Nothing happens a second time."""
@@ -334,16 +380,24 @@ class PartIncrement:
         return Kept.in_slots(self.moved[first : first + count], self.cut, self._space, first_slot)
 
     def _store_batch(self, kept: Kept, progress: Progress) -> None:
-        """To the store as far as it lacks them."""
+        """To the store as far as it lacks them. DiffersError if any is not what was hashed."""
+        from woodfrog._native import transfer
+
         digests = chunks.select_digests(self.digests, kept.positions)
         if self._everything:
             # Every byte that crossed the bus is what was hashed on the other side of it.
             if kept.hash(self._arenas, self._chunk_bytes) != digests:
-                raise WoodfrogError(
+                raise DiffersError(
                     "what arrived in host memory is not what was hashed on the GPU",
                     advice="this machine's memory or bus is at fault; the image was not written",
                 )
             new = set(self.new)
             at = [at for at, position in enumerate(kept.positions) if position in new]
             kept, digests = kept.select(at), chunks.select_digests(digests, at)
-        kept.store(digests, self._writer, self._arenas, progress)
+        try:
+            kept.store(digests, self._writer, self._arenas, progress)
+        except transfer.IntegrityError as failure:
+            raise DiffersError(
+                f"what is in host memory is not what was hashed on the GPU: {failure}",
+                advice="this machine's memory or bus is at fault; the image was not written",
+            ) from failure

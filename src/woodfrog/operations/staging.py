@@ -66,6 +66,17 @@ class Staging:
         """All slots, as `capture_chunks` takes them."""
         return [(self._held(first), 0, count * self.chunk_bytes) for first, count in self.batches()]
 
+    def places_at(self, slot: int, count: int) -> list[tuple[Memory, int, int]]:
+        """`count` slots from `slot` on, as `capture_chunks` takes them."""
+        found = []
+        end = slot + count
+        while slot < end:
+            first, held = self._piece_at(slot)
+            here = min(end, first + held) - slot
+            found.append((self._held(slot), (slot - first) * self.chunk_bytes, here * self.chunk_bytes))
+            slot += here
+        return found
+
     def holding(self, slots: Sequence[int]) -> tuple[list[tuple[Memory, int, int]], array[int]]:
         """The pieces that hold these ascending slots, and the slots' numbers counted through these pieces."""
         pieces: list[tuple[Memory, int, int]] = []

@@ -32,7 +32,7 @@ from woodfrog.target.descriptors import SCM_MAX_FD, Descriptors
 from woodfrog.target.hosted import Hosted, Named
 from woodfrog.target.identity import Identity, ProcessHandle
 from woodfrog.target.memory import Exported, Handle, Survey, handle_batches, survey_of
-from woodfrog.target.tracking import Tracked
+from woodfrog.target.tracking import KernelUse, Tracked
 
 Collector = Callable[[wire.Message], None]
 
@@ -69,6 +69,15 @@ class Hello:
     device_count: int
     name: str
     build: str
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """A handle (as its agent numbers it) and its units in the page of a snapshot by copy-on-write."""
+
+    handle: int
+    first: int
+    count: int
 
 
 @dataclass(frozen=True)
@@ -265,6 +274,32 @@ class AgentLink:
         batches = handle_batches("replace_batch", handles, fds)
         self._exchange("replace_batch", batches, timeout_s=timeout_s, collect=replaced.add)
         return replaced.handles
+
+    def guard(self, handles: Sequence[Guarded], page: int, timeout_s: float = _DEFAULT_TIMEOUT_S) -> None:
+        """From now on calls that write memory of these handles wait until it is captured. `page` stays the caller's.
+        Between `return_memory` and `resume`; refused (status bad_message) by an interposer that is older than this."""
+        step = wire.tables().max_entries
+        starts = range(0, len(handles), step) or range(1)
+        messages = [
+            wire.Message(
+                "guard",
+                0,
+                last=start == starts[-1],
+                entries=[
+                    {"handle": one.handle, "first": one.first, "count": one.count}
+                    for one in handles[start : start + step]
+                ],
+                fds=[page] if start == 0 else [],
+            )
+            for start in starts
+        ]
+        self._exchange("guard", messages, timeout_s=timeout_s)
+
+    def guard_end(self, timeout_s: float = _DEFAULT_TIMEOUT_S) -> list[KernelUse]:
+        """Nothing waits any more. The kernels that were launched meanwhile, most often launched first."""
+        launched = Tracked()
+        self._command("guard_end", timeout_s=timeout_s, collect=launched.add)
+        return launched.kernels
 
     def resume(self, timeout_s: float = _DEFAULT_TIMEOUT_S) -> int:
         """Open the gate; how many bytes of the memory offered for the control state the driver had taken."""

@@ -20,7 +20,7 @@ from product import DEADLINE_S, Product, new_root
 from scribbler import Scribbler
 from scribbling import CHUNK, STEPS, check_images, contents, do
 
-from woodfrog.errors import NoSpaceError, RefusedError, UsageError
+from woodfrog.errors import NoSpaceError, UsageError
 from woodfrog.image.repository import ImageRepository
 
 EXAMPLES = int(os.environ.get("WOODFROG_CONCURRENT_EXAMPLES", "3"))
@@ -94,7 +94,7 @@ def shared(targets: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     product.close()
 
 
-@pytest.mark.parametrize("way", ["copy", "stop"])
+@pytest.mark.parametrize("way", ["copy", "cow", "stop"])
 @settings(
     max_examples=EXAMPLES,
     deadline=None,
@@ -286,7 +286,6 @@ def test_memory_that_is_gone_after_all_makes_the_target_wait_or_the_checkpoint_f
 @pytest.mark.parametrize(
     ("params", "error", "words"),
     [
-        ({"concurrent": "cow"}, RefusedError, "copy-on-write"),
         ({"concurrent": "fast"}, UsageError, "no way"),
         ({"concurrent": "copy", "stop": True}, UsageError, "does not run on"),
     ],

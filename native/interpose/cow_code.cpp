@@ -1,0 +1,172 @@
+// Kernels behind the handles of launches: their names, where their parameters lie, and what in those may be an address.
+//
+// What a handle is, is asked once and kept until any code is unloaded: the driver may give a handle out again then.
+#include "cow.hpp"
+
+#include "capture.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <unordered_map>
+
+namespace woodfrog::interpose::cow {
+namespace {
+
+struct Code {
+    std::mutex mutex;
+    std::unordered_map<CUkernel, CUlibrary> library_kernels; // a launch may name one in place of a function
+    std::unordered_map<CUfunction, std::shared_ptr<const Kernel>> known;
+    std::map<std::string, uint64_t> launches; // while armed
+};
+
+Code &code() {
+    static Code *const instance = new Code;
+    return *instance;
+}
+
+std::shared_ptr<const Kernel> ask(CUfunction function, bool of_library) {
+    const RelaxedScope relaxed;
+    auto kernel = std::make_shared<Kernel>();
+    const char *name = nullptr;
+    const CUkernel handle = reinterpret_cast<CUkernel>(function);
+    const CUresult named =
+        of_library ? WF_REAL(cuKernelGetName)(&name, handle) : WF_REAL(cuFuncGetName)(&name, function);
+    kernel->name = named == CUDA_SUCCESS && name != nullptr ? name : "a kernel without a name";
+    for (size_t index = 0;; ++index) {
+        Kernel::Parameter place{};
+        const CUresult result =
+            of_library ? WF_REAL(cuKernelGetParamInfo)(handle, index, &place.offset_bytes, &place.size_bytes)
+                       : WF_REAL(cuFuncGetParamInfo)(function, index, &place.offset_bytes, &place.size_bytes);
+        if (result == CUDA_ERROR_INVALID_VALUE) { // that was the last one
+            kernel->laid_out = true;
+            return kernel;
+        }
+        if (result != CUDA_SUCCESS)
+            return kernel;
+        kernel->parameters.push_back(place);
+    }
+}
+
+// What may be an address: no smaller one is device memory, and no address has more bits.
+bool may_be_address(uint64_t word) {
+    return word >= uint64_t{1} << 20 && word < uint64_t{1} << 57;
+}
+
+// Addresses in structures are aligned to 8 bytes of their own; packed ones to less.
+void add_words_in(const void *from, size_t size_bytes, std::vector<uint64_t> *words) {
+    const char *bytes = static_cast<const char *>(from);
+    for (size_t at = 0; at + sizeof(uint64_t) <= size_bytes; at += 4) {
+        uint64_t word = 0;
+        memcpy(&word, bytes + at, sizeof(word));
+        if (may_be_address(word))
+            words->push_back(word);
+    }
+}
+
+constexpr auto kLibraryKernel = [](CUkernel *kernel, CUlibrary library, const char *) {
+    std::lock_guard lock(code().mutex);
+    code().library_kernels[*kernel] = library;
+    code().known.erase(reinterpret_cast<CUfunction>(*kernel));
+};
+constexpr auto kLibraryKernels = [](CUkernel *kernels, unsigned count, CUlibrary library) {
+    std::lock_guard lock(code().mutex);
+    for (unsigned i = 0; i < count; ++i) {
+        code().library_kernels[kernels[i]] = library;
+        code().known.erase(reinterpret_cast<CUfunction>(kernels[i]));
+    }
+};
+constexpr auto kLibraryLeaves = [](CUlibrary library) {
+    std::lock_guard lock(code().mutex);
+    std::erase_if(code().library_kernels, [&](const auto &entry) { return entry.second == library; });
+    code().known.clear();
+};
+constexpr auto kCodeLeaves = [](auto...) {
+    std::lock_guard lock(code().mutex);
+    code().known.clear();
+};
+
+} // namespace
+
+std::shared_ptr<const Kernel> kernel_of(CUfunction function) {
+    bool of_library = false;
+    {
+        std::lock_guard lock(code().mutex);
+        if (const auto found = code().known.find(function); found != code().known.end())
+            return found->second;
+        of_library = code().library_kernels.contains(reinterpret_cast<CUkernel>(function));
+    }
+    std::shared_ptr<const Kernel> kernel = ask(function, of_library);
+    std::lock_guard lock(code().mutex);
+    code().known[function] = kernel;
+    return kernel;
+}
+
+bool add_words(const Kernel &kernel, const LaunchArguments &launch, std::vector<uint64_t> *words) {
+    if (launch.in_one_buffer()) {
+        const void *buffer = nullptr;
+        size_t size_bytes = 0;
+        bool sized = false;
+        for (void **at = launch.extra; *at != CU_LAUNCH_PARAM_END; at += 2) {
+            if (*at == CU_LAUNCH_PARAM_BUFFER_POINTER) {
+                buffer = at[1];
+            } else if (*at == CU_LAUNCH_PARAM_BUFFER_SIZE) {
+                size_bytes = *static_cast<const size_t *>(at[1]);
+                sized = true;
+            } else {
+                return false; // nothing that is known here
+            }
+        }
+        if (!sized || (buffer == nullptr && size_bytes != 0))
+            return false;
+        add_words_in(buffer, size_bytes, words);
+        return true;
+    }
+    if (!kernel.laid_out)
+        return false;
+    if (kernel.parameters.empty())
+        return true;
+    if (launch.parameters == nullptr)
+        return false;
+    for (size_t i = 0; i < kernel.parameters.size(); ++i)
+        if (launch.parameters[i] != nullptr)
+            add_words_in(launch.parameters[i], kernel.parameters[i].size_bytes, words);
+    return true;
+}
+
+void count_launch(const Kernel &kernel) {
+    std::lock_guard lock(code().mutex);
+    ++code().launches[kernel.name];
+}
+
+std::vector<Launched> take_launches() {
+    std::map<std::string, uint64_t> taken;
+    {
+        std::lock_guard lock(code().mutex);
+        taken.swap(code().launches);
+    }
+    std::vector<Launched> all;
+    for (const auto &[name, count] : taken)
+        all.push_back({name, count});
+    std::stable_sort(all.begin(), all.end(),
+                     [](const Launched &one, const Launched &other) { return one.count > other.count; });
+    return all;
+}
+
+shadow::Overrides code_overrides() {
+    return {
+        WF_WRAPPED(NotedAfter, cuLibraryGetKernel, kLibraryKernel),
+        WF_WRAPPED(NotedAfter, cuLibraryEnumerateKernels, kLibraryKernels),
+        WF_WRAPPED(NotedBefore, cuLibraryUnload, kLibraryLeaves),
+        WF_WRAPPED(NotedBefore, cuModuleUnload, kCodeLeaves),
+        WF_WRAPPED(NotedBefore, cuCtxDestroy, kCodeLeaves),
+        WF_WRAPPED(NotedBefore, cuCtxDestroy_v2, kCodeLeaves),
+        WF_WRAPPED(NotedBefore, cuDevicePrimaryCtxReset, kCodeLeaves),
+        WF_WRAPPED(NotedBefore, cuDevicePrimaryCtxReset_v2, kCodeLeaves),
+        WF_WRAPPED(NotedBefore, cuDevicePrimaryCtxRelease, kCodeLeaves),
+        WF_WRAPPED(NotedBefore, cuDevicePrimaryCtxRelease_v2, kCodeLeaves),
+    };
+}
+
+} // namespace woodfrog::interpose::cow
