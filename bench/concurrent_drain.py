@@ -3,7 +3,8 @@ time, against the driver alone, against waiting for the data (stop), and against
 
 For each size the target is checkpointed into an empty store each time, so that all of its state moves:
 
-* auto, stop   woodfrog.checkpoint(concurrent=…), each without and with the CPU side
+* auto, cow, stop   woodfrog.checkpoint(concurrent=…), each without and with the CPU side; `early_bytes`, `waits` and
+  `waited_s` say what cow captured because the target was about to write it, and how long its calls waited for that
 * driver       cuCheckpointProcess{Lock,Checkpoint,Restore,Unlock} on the same program without the interposer
 * torch.save, dcp.async_save   the program saves its model and optimizer itself (targets/saving.py): no gradients, so
   12 of the 16 bytes a parameter. A baseline for which the host has no memory is not begun, and its row says so
@@ -47,7 +48,7 @@ GOALS = {
     "effective_ratio_5min": ">= 0.998 (GCR 0.991)",
 }
 INTERVALS_S = {"1min": 60.0, "5min": 300.0}
-WAYS = ("auto", "stop")
+WAYS = ("auto", "cow", "stop")
 SAVES = {"torch": "torch_save", "async": "dcp_async_save"}
 # Of the time budget, for woodfrog's own checkpoints; sizes share it by their bytes and START_GIB more for the start.
 WOODFROG_SHARE, START_GIB = 0.65, 10.0
@@ -122,7 +123,12 @@ def measure_woodfrog(
         share = harness.Budget(min(budget.left_s, budget_s))
         # The first one of each size populates the arena: it is reported, as number 0, and not counted.
         plan = [("auto", False, 0)]
-        plan += [(way, cpu, n) for n in range(1, arguments.repetitions + 1) for cpu in (False, True) for way in WAYS]
+        plan += [
+            (way, cpu, n)
+            for n in range(1, arguments.repetitions + 1)
+            for cpu in (False, True)
+            for way in arguments.ways
+        ]
         for way, cpu, number in plan:
             if number > 1 and not share.allows(2 * longest_s):
                 break
@@ -160,6 +166,8 @@ def woodfrog_row(log: target_process.Log, call: woodfrog_calls.Timed, marks: Mar
         "drain_speed": speed(log, resumed_s, drained_s, usual_s),
         "write_speed": speed(log, max(resumed_s, drained_s), marks.at["commit", "end"], usual_s),
         "concurrent": result.concurrent,
+        "copy_on_write": result.copy_on_write,
+        "retaken": result.retaken,
         "gpu_bytes": result.gpu_bytes,
         "gpu_handles": result.gpu_handles,
         "gpu_new_bytes": result.gpu_new_bytes,
@@ -221,6 +229,13 @@ def summarise(results: harness.Results, size_gib: float, rows: dict[tuple[str, b
         summary[f"stall_beyond_floor_ms_{label}"] = 1e3 * median(some, "stall_beyond_floor_s")
         for interval, ratio in ratios(median(some, "lost_s")).items():
             summary[f"effective_ratio_{interval}_{label}"] = ratio
+        if any(row["drain_speed"] is not None for row in some):
+            summary[f"drain_iteration_speed_{label}"] = median(some, "drain_speed")
+        if way == "cow":
+            captured = [row["copy_on_write"] for row in some if row["copy_on_write"]]
+            summary[f"retaken_{label}"] = sum(1 for row in some if row["retaken"])
+            for member in ("early_bytes", "waits", "waited_s") if captured else ():
+                summary[f"{member}_{label}"] = harness.median(one[member] for one in captured)
     if quick := rows.get(("auto", False)):
         worst("stall_beyond_floor_ms", 1e3 * median(quick, "stall_beyond_floor_s"), max)
         slowed = [row for row in quick if row["drain_speed"] is not None]
@@ -238,6 +253,7 @@ def main() -> int:
     parser.add_argument("--target", choices=("train_gpt2", "sparse_writes"), help="the second runs without torch")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--pool-mib", type=int, default=0, help="$WOODFROG_POOL_MIB of the target")
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS, help="of woodfrog's own checkpoints")
     parser.add_argument("--without", nargs="*", default=[], choices=("driver", *SAVES), help="baselines to leave out")
     arguments = parser.parse_args()
     name: str = arguments.target or ("sparse_writes" if arguments.quick else "train_gpt2")

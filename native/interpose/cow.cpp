@@ -4,7 +4,6 @@
 #include "debug.hpp"
 #include "devices.hpp"
 #include "guard.h"
-#include "memory.hpp"
 
 #include <algorithm>
 #include <cerrno>
@@ -182,6 +181,18 @@ CUdeviceptr add_all_around(const Page &page, CUdeviceptr address, std::vector<Un
     return end;
 }
 
+void add_span(const Page &page, CUdeviceptr address, size_t size_bytes, std::vector<Units> *wanted) {
+    if (const Block *block = block_at(address); block != nullptr)
+        return add(page, block->physical, address - block->address, size_bytes, wanted);
+    auto &mappings = memory().virtual_mappings;
+    for (auto at = mapping_at(address); at != mappings.end() && at->first < address + size_bytes; ++at) {
+        const VirtualMapping &mapping = at->second;
+        const CUdeviceptr begin = std::max(address, mapping.address);
+        const CUdeviceptr end = std::min(address + size_bytes, mapping.address + mapping.size_bytes);
+        add(page, mapping.handle->physical, mapping.offset_bytes + (begin - mapping.address), end - begin, wanted);
+    }
+}
+
 Outcome refuse(const char *why) {
     return {wire::Status::bad_message, CUDA_SUCCESS, 0, why};
 }
@@ -289,42 +300,21 @@ void in_forked_child() {
     detail::g_armed.store(false, std::memory_order_relaxed);
 }
 
-void will_write(CUdeviceptr address, size_t size_bytes) {
-    const std::shared_ptr<Page> page = current_page();
-    if (page == nullptr || size_bytes == 0)
-        return;
-    std::vector<Units> wanted;
-    {
-        std::lock_guard lock(memory().mutex);
-        if (const Block *block = block_at(address); block != nullptr) {
-            add(*page, block->physical, address - block->address, size_bytes, &wanted);
-        } else {
-            auto &mappings = memory().virtual_mappings;
-            for (auto at = mapping_at(address); at != mappings.end() && at->first < address + size_bytes; ++at) {
-                const VirtualMapping &mapping = at->second;
-                const CUdeviceptr begin = std::max(address, mapping.address);
-                const CUdeviceptr end = std::min(address + size_bytes, mapping.address + mapping.size_bytes);
-                add(*page, mapping.handle->physical, mapping.offset_bytes + (begin - mapping.address), end - begin,
-                    &wanted);
-            }
-        }
-    }
-    wait_until_captured(*page, wanted);
-}
-
 void will_write_anything() {
     if (const std::shared_ptr<Page> page = current_page(); page != nullptr)
         wait_until_captured(*page, {{0, page->units}});
 }
 
-void will_write_at(std::vector<uint64_t> words) {
+void will_write(const std::vector<shadow::Span> &spans, std::vector<uint64_t> words) {
     const std::shared_ptr<Page> page = current_page();
-    if (page == nullptr || words.empty())
+    if (page == nullptr)
         return;
     std::sort(words.begin(), words.end());
     std::vector<Units> wanted;
     {
         std::lock_guard lock(memory().mutex);
+        for (const shadow::Span &span : spans)
+            add_span(*page, span.address, span.size_bytes, &wanted);
         CUdeviceptr done = 0; // what ends here is in `wanted` already
         for (const uint64_t word : words)
             if (word >= done)

@@ -8,17 +8,15 @@
 #pragma once
 
 #include "launches.hpp"
+#include "memory.hpp"
 #include "quiesce.hpp"
+#include "shadow_copy.hpp"
 #include "wire.h"
 
 #include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
-
-namespace woodfrog::interpose {
-struct Physical;
-}
 
 namespace woodfrog::interpose::cow {
 
@@ -50,10 +48,9 @@ void in_forked_child();
 
 // ── what an application's call is about to do; called inside the gate, without memory().mutex ──
 
-void will_write(CUdeviceptr address, size_t size_bytes);
+// Each of `words` may be an address of what is written: then all of the allocation is waited for.
+void will_write(const std::vector<shadow::Span> &spans, std::vector<uint64_t> words);
 void will_write_anything();
-// Any of these may be an address of what is written: all of the allocation is waited for.
-void will_write_at(std::vector<uint64_t> words);
 // Another process may write it from now on.
 inline void will_be_shared() {
     if (armed())
@@ -113,7 +110,8 @@ template <auto before, Symbol symbol, typename... Arguments> struct Guarded<befo
 template <auto note, Symbol symbol, typename Function> struct NotedBefore;
 template <auto note, Symbol symbol, typename... Arguments> struct NotedBefore<note, symbol, CUresult(Arguments...)> {
     static CUresult call(Arguments... arguments) {
-        note(arguments...);
+        if (!driver_only()) // in a forked child a lock may be held for ever
+            note(arguments...);
         return reinterpret_cast<CUresult (*)(Arguments...)>(driver_function(symbol))(arguments...);
     }
 };
@@ -121,7 +119,7 @@ template <auto note, Symbol symbol, typename Function> struct NotedAfter;
 template <auto note, Symbol symbol, typename... Arguments> struct NotedAfter<note, symbol, CUresult(Arguments...)> {
     static CUresult call(Arguments... arguments) {
         const CUresult result = reinterpret_cast<CUresult (*)(Arguments...)>(driver_function(symbol))(arguments...);
-        if (result == CUDA_SUCCESS)
+        if (result == CUDA_SUCCESS && !driver_only())
             note(arguments...);
         return result;
     }

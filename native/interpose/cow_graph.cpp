@@ -6,7 +6,6 @@
 #include "cow.hpp"
 
 #include "graph_walk.hpp"
-#include "shadow_copy.hpp"
 
 #include <algorithm>
 #include <mutex>
@@ -173,9 +172,7 @@ void will_launch_graph(CUgraphExec executable) {
         count_launch(*kernel);
     if (whole->anything)
         return will_write_anything();
-    for (const shadow::Span &span : whole->spans)
-        will_write(span.address, span.size_bytes);
-    will_write_at(whole->words);
+    will_write(whole->spans, whole->words);
 }
 
 shadow::Overrides graph_overrides() {

@@ -19,7 +19,7 @@ constexpr auto kLent = [](auto...) { memory_is_lent(); };
 constexpr auto kGraphLaunch = [](CUgraphExec executable, CUstream) { will_launch_graph(executable); };
 
 struct Sink {
-    static void range(CUdeviceptr address, size_t size_bytes) { will_write(address, size_bytes); }
+    static void range(CUdeviceptr address, size_t size_bytes) { will_write({{address, size_bytes}}, {}); }
     static void impossible() { will_write_anything(); }
     static void launched(const LaunchArguments &launch) {
         const std::shared_ptr<const Kernel> kernel = kernel_of(launch.function);
@@ -27,7 +27,7 @@ struct Sink {
         std::vector<uint64_t> words;
         if (!add_words(*kernel, launch, &words))
             return will_write_anything();
-        will_write_at(std::move(words));
+        will_write({}, std::move(words));
     }
 };
 

@@ -224,8 +224,9 @@ def checkpoint(
     bounds the wait for the target's work in flight. `compress`: auto, none, lz4, zstd or zstd:LEVEL. Only what the
     store does not have is moved; without `incremental` all GPU memory is, and is compared in host memory.
     `check_clean`: of a target that follows its launches, hash also what they cannot have written, and fail if that
-    differs. `concurrent`: "copy" lets the target run on beside a copy of what is new in the GPU's memory, "stop" only
-    when that is out of it, "auto" copies as much as there is room for; the result's `concurrent` says what was done.
+    differs. `concurrent`: "copy" lets the target run on beside a copy of what is new in the GPU's memory, "cow" while
+    that is captured from its own, "stop" only when it is out of it; "auto" is "copy" where there is room for it, else
+    "cow". The result's `concurrent` says what was done, and `retaken` whether "cow" missed a write and "stop" followed.
     `precopy`: copies in rounds while it still runs, so that less is left once it waits."""
     params = {
         "target": _target(target),

@@ -29,6 +29,8 @@ WAYS: dict[str, tuple[str, tuple[str, ...]]] = {
         ),
     ),
     "checkpoint with precopy": ("checkpoint", ("precopy",)),  # its other phases are those of "checkpoint"
+    # Where it is other than "checkpoint".
+    "checkpoint by copy-on-write": ("checkpoint", ("capture", "drain", "restore", "return", "write", "commit")),
     "suspend": ("suspend", PHASES["suspend"]),
     "resume": ("resume", PHASES["resume"]),
     "resume elsewhere": ("resume", ("refill", "control", "commit")),  # the rest is that of a resume
@@ -159,7 +161,10 @@ class Walker:
             self._go_elsewhere(way)
         else:
             self.product.checkpoint(
-                self.target, stop=way == "checkpoint and stop", precopy=way == "checkpoint with precopy"
+                self.target,
+                stop=way == "checkpoint and stop",
+                precopy=way == "checkpoint with precopy",
+                concurrent="cow" if way == "checkpoint by copy-on-write" else "auto",
             )
 
     def _go_elsewhere(self, way: str) -> None:

@@ -408,13 +408,13 @@ def _cuda_include() -> str:
     raise AssertionError("there is no cuda.h: install nvidia-cuda-runtime")
 
 
-def wait_for_path(path: Path) -> None:
-    """Wait until there is such a file."""
+def wait_for_path(path: Path, text: str = "") -> None:
+    """Wait until there is such a file, with this text in it."""
     with _changes_of(path.parent) as changed:
         deadline = time.monotonic() + DEADLINE_S
-        while not path.exists():
+        while not (path.exists() and text in path.read_text()):
             left_s = deadline - time.monotonic()
-            assert left_s > 0, f"no {path} within {DEADLINE_S:g} s"
+            assert left_s > 0, f"no {path} with {text!r} within {DEADLINE_S:g} s"
             changed(min(left_s, 1.0))
 
 

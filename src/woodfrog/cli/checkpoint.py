@@ -34,7 +34,8 @@ def checkpoint(
         typer.Option(
             "--concurrent",
             metavar="WAY",
-            help="copy: the target runs on beside a copy in the GPU's memory; stop: it waits for its data; auto.",
+            help="copy: the target runs on beside a copy in GPU memory; cow: its memory is captured while it runs "
+            "(it waits where it writes first); stop: it waits for its data; auto.",
         ),
     ] = "auto",
     precopy: Annotated[
@@ -101,6 +102,13 @@ def checkpoint(
                     f"GPU {device['device']}: a copy of {human_bytes(device['copied_bytes'])} of what was new fitted "
                     f"into its memory; the target waited for {human_bytes(device['drained_bytes'])} to drain"
                 )
+        if cow := result.copy_on_write:
+            output.say(
+                f"captured while it ran; {cow['waits']} of its calls waited for {human_bytes(cow['early_bytes'])}, "
+                f"{cow['waited_s']:.3f} s together"
+            )
+        if result.retaken:
+            output.warn([f"taken again while the target waited: {result.retaken['reason']}"])
         output.say(f"{result.image}: {size}; {new}; {'the target was stopped' if result.stopped else ran_on}")
 
 

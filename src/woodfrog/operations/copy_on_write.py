@@ -78,7 +78,7 @@ class GuardedPart:
         self._data = data
         self._arenas = arenas
         self._space = space
-        self._ring = _Ring(ring)
+        self._ring = Ring(ring)
         self._in_background = in_background
         self._turn = turn
         self._chunk_bytes = cut.chunk_bytes
@@ -120,7 +120,7 @@ class GuardedPart:
             elif runs:
                 fault_point("checkpoint.cow.batch")
                 for first, count in joined(runs):
-                    self._drain_memory(first, count, moving, background=self._in_background())
+                    self._drain_memory(first, count, moving)
                 self._captured(runs)
             elif guard.left(self.number) == 0 and self._ring.empty:
                 return
@@ -169,7 +169,7 @@ class GuardedPart:
         while count:
             slot, room = self._ring.room(count)
             if not room:
-                self._drain_memory(first, count, self._serving, background=False)
+                self._drain_memory(first, count, self._serving)
                 return
             self._copy(first, room, slot)
             self._ring.push(first, room, slot)
@@ -182,7 +182,7 @@ class GuardedPart:
         places = self._ring.places(slot, count)
         transfer.capture_chunks(pieces, packed(numbers), places, chunk_bytes=self._chunk_bytes, progress=self._serving)
 
-    def _drain_memory(self, first: int, count: int, progress: Progress, *, background: bool) -> None:
+    def _drain_memory(self, first: int, count: int, progress: Progress) -> None:
         pieces, numbers = self._lying(first, count)
         drain_pieces(
             pieces,
@@ -192,7 +192,7 @@ class GuardedPart:
             first,
             self._chunk_bytes,
             progress,
-            background=background,
+            background=self._in_background(),
         )
 
     def _drain_ring(self, entry: tuple[int, int, int], moving: Progress) -> None:
@@ -405,7 +405,7 @@ class CopyOnWrite:
         }
 
 
-class _Ring:
+class Ring:
     """The slots of a Staging as a ring: one thread pushes, one takes the oldest out. Without a Staging it has none."""
 
     def __init__(self, staging: Staging | None) -> None:

@@ -202,8 +202,10 @@ def test_a_target_that_dies_while_a_copy_drains_leaves_a_complete_image(make_ben
     bench.product.call("stop")  # refused if anything were still held
 
 
-def test_what_does_not_fit_the_gpu_drains_first_and_the_result_says_so(make_bench: Callable[..., Bench]) -> None:
-    bench = make_bench(memory="64MiB", daemon_arguments=["--arena", "128M"])
+def test_what_fits_neither_gpu_nor_arena_drains_first_and_is_told(
+    make_bench: Callable[..., Bench],
+) -> None:
+    bench = make_bench(memory="64MiB", daemon_arguments=["--arena", "32M"])  # too small for copy-on-write
     addresses = filled(bench.target, [20 * MIB, 22 * MIB])
 
     def work() -> None:

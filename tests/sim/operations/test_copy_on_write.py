@@ -170,14 +170,16 @@ def test_memory_that_is_freed_stays_until_it_is_captured_and_no_longer(make_held
     assert target.shown(held.product.root) == memory_of(target)
 
 
-def test_a_target_that_dies_leaves_a_complete_image(make_held: Callable[..., Held]) -> None:
-    held = make_held()
+def test_a_target_that_dies_leaves_a_complete_image(make_product: Callable[..., Product], tmp_path: Path) -> None:
+    holds, trace = Holds(tmp_path / "holds", DRAIN), tmp_path / "trace"
+    held = Held(make_product(environment={**holds.environment, "WOODFROG_FAULTS_TRACE": str(trace)}), holds)
     target = held.product.scribbler()
     [address] = filled(target, [4 * MIB])
     before = memory_of(target)
 
     def die() -> None:
         target.write(address, 0, 100, seed=4)
+        wait_for_path(trace, "checkpoint.return.after")
         os.kill(target.process.pid, signal.SIGKILL)
         assert target.process.process is not None
         target.process.process.wait(DEADLINE_S)
