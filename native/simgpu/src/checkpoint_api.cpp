@@ -124,7 +124,7 @@ int connect_to(int pid) {
 int send_to(int pid, const CheckpointRequest &request) {
     require(!Process::instance().forked.load(), CUDA_ERROR_NOT_INITIALIZED);
     require(pid > 0);
-    const Descriptor connection{connect_to(pid)};
+    Descriptor connection{connect_to(pid)};
     require(send(connection.fd, &request, sizeof request, MSG_NOSIGNAL) == sizeof request, CUDA_ERROR_OPERATING_SYSTEM);
     return std::exchange(connection.fd, -1);
 }
@@ -132,7 +132,7 @@ int send_to(int pid, const CheckpointRequest &request) {
 } // namespace
 
 int hold_loan(int pid) {
-    Socket connection{send_to(pid, CheckpointRequest{.action = CheckpointAction::kHold})};
+    Descriptor connection{send_to(pid, CheckpointRequest{.action = CheckpointAction::kHold})};
     CheckpointReply reply;
     require(recv(connection.fd, &reply, sizeof reply, MSG_WAITALL) == sizeof reply && reply.result == CUDA_SUCCESS,
             CUDA_ERROR_OPERATING_SYSTEM);
@@ -140,7 +140,7 @@ int hold_loan(int pid) {
 }
 
 CheckpointReply ask(int pid, const CheckpointRequest &request, std::vector<int> *descriptors) {
-    Socket connection{send_to(pid, request)};
+    Descriptor connection{send_to(pid, request)};
     CheckpointReply reply;
     size_t received = 0;
     std::vector<int> lent;
