@@ -34,7 +34,6 @@ MIGRATE = "migrate"
 PRECOPY = "precopy"
 MOST_ROUNDS = 3  # of copying before the target waits: the first moves everything, each other what changed meanwhile
 SMALL_BYTES = 64 << 20  # as of a checkpoint's precopy: a millisecond of the bus
-HOST_KIND = "host_handle"  # wire.h
 
 
 @dataclass(frozen=True)
@@ -261,7 +260,7 @@ class Migrate(FreezingOperation):
         assert self._placement is not None
         left = {ordinal for ordinal, uuid in self._on.items() if self._placement.devices[ordinal] != uuid}
         owners = [handles[owner] for owner in plan_owners(handles)]
-        return [at for at, owner in enumerate(owners) if owner.device in left and owner.kind != HOST_KIND]
+        return [at for at, owner in enumerate(owners) if owner.device in left and owner.host_node < 0]
 
     def _make_twin(self, handles: Sequence[HandleNote]) -> Twin:
         assert self._placement is not None

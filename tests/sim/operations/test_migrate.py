@@ -60,6 +60,24 @@ def test_the_ranks_of_a_job_change_places(make_product: Callable[..., Product]) 
     product.restore(image, job.log, verify=True).check_runs_right()
 
 
+def test_memory_that_processes_share_stays_one_and_host_memory_stays_where_it_is(
+    make_product: Callable[..., Product],
+) -> None:
+    product = make(make_product, 2)
+    job = product.sharer(2)
+    job.share("device", 0, 1, mib=4)
+    job.share("host", 1, 0, where="host")
+    for name in ("device", "host"):
+        job.require_shared(name, 0, 1, value=10)
+    result = product.call("migrate", target=job.process.pid, gpu_map={"0": "1"})
+    assert result["bytes"] == 4 << 20, "one memory moves once, the host's not at all"
+    for name in ("device", "host"):
+        assert job.order(0, "check", name, 11) == "ok"
+        job.require_shared(name, 1, 0, value=20)
+    assert product.gpu_free_bytes() == product.gpu_total_bytes()
+    job.end()
+
+
 def test_a_job_goes_to_gpus_that_it_was_not_on(make_product: Callable[..., Product]) -> None:
     product = make(make_product, 4)
     job = product.collective(2)
