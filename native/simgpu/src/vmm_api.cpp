@@ -125,6 +125,8 @@ CUresult CUDAAPI cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmem
                           unsigned long long flags) {
     return call([&] {
         require(offset == 0 && flags == 0 && multiple_of_granularity(size) && address % kGranularity == 0);
+        if (CUresult code = injected_failure("cuMemMap"); code != CUDA_SUCCESS)
+            throw Error{code};
         auto physical = physical_of(handle);
         require(size <= physical->size_bytes());
         AddressSpace &space = AddressSpace::instance();

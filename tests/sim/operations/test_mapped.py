@@ -19,7 +19,7 @@ from mapped import AT_REST, COPIED, MADE, MIB, POINTS, REPLACED, Mapped
 from product import Product, new_root
 from scribbling import STEPS, check_images, do
 
-from woodfrog.errors import RefusedError, TargetLostError, UsageError
+from woodfrog.errors import RefusedError, TargetLostError, UsageError, WoodfrogError
 from woodfrog.image.profile import read_profile
 from woodfrog.image.repository import ImageRepository
 
@@ -207,6 +207,41 @@ def test_a_failure_while_memory_moves_leaves_the_target_right(
     mapped.check()
     told = mapped.product.call("resume", target=mapped.target.process.pid, wait=True)["promotion"]
     assert (told["state"], told["left_bytes"]) == ("complete", 0)
+    mapped.check()
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_memory_that_cannot_be_mapped_leaves_the_old_one_or_a_frozen_target(
+    make_mapped: Callable[..., Mapped], tmp_path: Path, times: int
+) -> None:
+    """The new memory's mapping fails, and (`times` 2) then the old one's too."""
+    fails = tmp_path / "fails"
+    fails.touch()
+    mapped = make_mapped(AT_REST, WOODFROG_SIMGPU_FAIL=f"@{fails}")
+    address, *_ = mapped.filled([4 * MIB, 4 * MIB])
+    mapped.stop()
+
+    def fail() -> None:
+        fails.write_text(f"cuMemMap:999:{times}")
+
+    if times == 1:
+        promotion = mapped.restored_at(AT_REST, fail)["promotion"]
+        fails.write_text("")
+        assert (promotion["state"], promotion["left_bytes"]) == ("stopped", 8 * MIB)
+        assert "mapping memory that is promoted" in promotion["reason"]
+        mapped.target.fill(address, 0, 64, 9)
+        mapped.check()
+        told = mapped.product.call("resume", target=mapped.target.process.pid, wait=True)["promotion"]
+        assert (told["state"], told["left_bytes"]) == ("complete", 0)
+        mapped.check()
+        return
+    with pytest.raises(WoodfrogError, match="mapping memory that is promoted") as raised:
+        mapped.restored_at(AT_REST, fail)
+    assert raised.value.target_state == "frozen"
+    assert "restore the image once more" in raised.value.advice
+    fails.write_text("")
+    mapped.product.end(mapped.target.process)
+    mapped.restore("eager")
     mapped.check()
 
 
