@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from product import Product, Stepper
 
@@ -105,7 +106,7 @@ class Walker:
         self.prepare(way)
         failures: list[str] = []
         for _ in range(len(self.faults) + 1):
-            daemon = self.product.daemon_pid()
+            daemon = int(self._ask("ping")["pid"])
             failure: WoodfrogError | None = None
             try:
                 self.make_ready(way)
@@ -133,7 +134,7 @@ class Walker:
         """Bring the target into the state that the operation starts from, wherever the last attempt left it."""
         if way in FROM_IMAGE:
             if self.target.alive and not (way.startswith("take") and self._state() == "standby"):
-                self.product.call("standby_end")
+                self._ask("standby_end")
                 if self.target.alive:
                     self.product.end(self.target)
             if way.startswith("take") and not self.target.alive:
@@ -236,8 +237,17 @@ class Walker:
     def _state(self) -> str:
         if not self.target.alive:
             return "gone"
-        rows = [row for row in self.product.call("ps") if row["pid"] == self.target.pid]
+        rows = [row for row in self._ask("ps") if row["pid"] == self.target.pid]
         return str(rows[0]["state"]) if rows else "unknown"
+
+    def _ask(self, verb: str) -> Any:
+        """An answer, of the next daemon if need be: one that goes on with a promotion meets its faults by itself."""
+        for _ in self.faults:
+            try:
+                return self.product.call(verb)
+            except NoDaemonError:
+                self.product.wait_for_new_daemon(0)
+        return self.product.call(verb)
 
     def _check_lines(self) -> None:
         wrong = [line for line in self.target.lines() if line.startswith("step ") and not line.endswith("errors 0")]
