@@ -162,8 +162,12 @@ void add_mapping(const Page &page, const VirtualMapping &mapping, std::vector<Un
 // (segments that grow are one allocation of many handles). Returns where that ends.
 CUdeviceptr add_all_around(const Page &page, CUdeviceptr address, std::vector<Units> *wanted) {
     if (const Block *block = block_at(address); block != nullptr) {
-        add(page, block->physical, 0, block->size_bytes, wanted);
-        return block->address + block->size_bytes;
+        // Of allocations that share a block the one; of what is free in it, whatever that means, all.
+        const Allocation *allocation = memory().find(address);
+        const CUdeviceptr begin = allocation != nullptr ? allocation->address : block->address;
+        const size_t size_bytes = allocation != nullptr ? allocation->size_bytes : block->size_bytes;
+        add(page, block->physical, begin - block->address, size_bytes, wanted);
+        return begin + size_bytes;
     }
     auto &mappings = memory().virtual_mappings;
     const auto found = mapping_at(address);

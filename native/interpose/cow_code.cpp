@@ -4,6 +4,7 @@
 #include "cow.hpp"
 
 #include "capture.hpp"
+#include "kernel_handles.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -16,7 +17,6 @@ namespace {
 
 struct Code {
     std::mutex mutex;
-    std::unordered_map<CUkernel, CUlibrary> library_kernels; // a launch may name one in place of a function
     std::unordered_map<CUfunction, std::shared_ptr<const Kernel>> known;
     std::map<std::string, uint64_t> launches; // while armed
 };
@@ -65,23 +65,6 @@ void add_words_in(const void *from, size_t size_bytes, std::vector<uint64_t> *wo
     }
 }
 
-constexpr auto kLibraryKernel = [](CUkernel *kernel, CUlibrary library, const char *) {
-    std::lock_guard lock(code().mutex);
-    code().library_kernels[*kernel] = library;
-    code().known.erase(reinterpret_cast<CUfunction>(*kernel));
-};
-constexpr auto kLibraryKernels = [](CUkernel *kernels, unsigned count, CUlibrary library) {
-    std::lock_guard lock(code().mutex);
-    for (unsigned i = 0; i < count; ++i) {
-        code().library_kernels[kernels[i]] = library;
-        code().known.erase(reinterpret_cast<CUfunction>(kernels[i]));
-    }
-};
-constexpr auto kLibraryLeaves = [](CUlibrary library) {
-    std::lock_guard lock(code().mutex);
-    std::erase_if(code().library_kernels, [&](const auto &entry) { return entry.second == library; });
-    code().known.clear();
-};
 constexpr auto kCodeLeaves = [](auto...) {
     std::lock_guard lock(code().mutex);
     code().known.clear();
@@ -90,14 +73,12 @@ constexpr auto kCodeLeaves = [](auto...) {
 } // namespace
 
 std::shared_ptr<const Kernel> kernel_of(CUfunction function) {
-    bool of_library = false;
     {
         std::lock_guard lock(code().mutex);
         if (const auto found = code().known.find(function); found != code().known.end())
             return found->second;
-        of_library = code().library_kernels.contains(reinterpret_cast<CUkernel>(function));
     }
-    std::shared_ptr<const Kernel> kernel = ask(function, of_library);
+    std::shared_ptr<const Kernel> kernel = ask(function, is_kernel_handle(function));
     std::lock_guard lock(code().mutex);
     code().known[function] = kernel;
     return kernel;
@@ -156,9 +137,7 @@ std::vector<Launched> take_launches() {
 
 shadow::Overrides code_overrides() {
     return {
-        WF_WRAPPED(NotedAfter, cuLibraryGetKernel, kLibraryKernel),
-        WF_WRAPPED(NotedAfter, cuLibraryEnumerateKernels, kLibraryKernels),
-        WF_WRAPPED(NotedBefore, cuLibraryUnload, kLibraryLeaves),
+        WF_WRAPPED(NotedBefore, cuLibraryUnload, kCodeLeaves),
         WF_WRAPPED(NotedBefore, cuModuleUnload, kCodeLeaves),
         WF_WRAPPED(NotedBefore, cuCtxDestroy, kCodeLeaves),
         WF_WRAPPED(NotedBefore, cuCtxDestroy_v2, kCodeLeaves),

@@ -329,7 +329,9 @@ class CopyOnWrite:
 
     def _arm_one(self, member: Member) -> None:
         assert self._guard is not None
-        member.link().guard(list(self._guarded_of(member)), self._guard.fd)
+        link = member.link()
+        link.guard_end()  # changes nothing; an older interposer refuses it, where it would answer each batch of `guard`
+        link.guard(list(self._guarded_of(member)), self._guard.fd)
         self._armed.append(member)
 
     def _guarded_of(self, member: Member) -> Iterator[Guarded]:

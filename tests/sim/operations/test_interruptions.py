@@ -21,11 +21,11 @@ from woodfrog.errors import RefusedError, TargetLostError, from_dict
 class Hanging:
     """A checkpoint that hangs at a fault point, over a connection that is used by hand."""
 
-    def __init__(self, product: Product, target: int, phase: str) -> None:
+    def __init__(self, product: Product, target: int, phase: str, **more: Any) -> None:
         self.connection = socket.socket(socket.AF_UNIX)
         self.connection.settimeout(DEADLINE_S)
         self.connection.connect(str(product.runtime / "daemon.sock"))
-        params = {"target": target, "store": str(product.store_path)}
+        params = {"target": target, "store": str(product.store_path), **more}
         wire.send(self.connection, wire.Request(1, "checkpoint", params))
         while True:
             answer = wire.receive_answer(self.connection)
@@ -64,6 +64,20 @@ def test_a_cancelled_checkpoint_leaves_the_target_running_right(
     assert error["target_state"] == "running"
     assert product.images() == []
     product.checkpoint(target)
+    target.check_runs_right()
+
+
+@pytest.mark.parametrize("phase", ["drain", "return", "write"])
+def test_a_cancelled_copy_on_write_lets_the_target_run_on(
+    make_product: Callable[..., Product], tmp_path: Path, phase: str
+) -> None:
+    product = hanging_at(make_product, tmp_path, phase)
+    target = product.run("--idle-kib", "2048")
+    product.call("ps")
+    error = Hanging(product, target.pid, phase, concurrent="cow").cancel()
+    assert error["target_state"] == "running"
+    assert product.images() == []
+    product.checkpoint(target, concurrent="cow")
     target.check_runs_right()
 
 

@@ -2,6 +2,7 @@
 // Buffers are filled with a pattern of their number, so that every byte of every buffer can be checked.
 //
 //   alloc COUNT SIZE     buffers of SIZE bytes        check              "ok", or what is wrong
+//   fill                 writes all of them again
 //   loop THREADS         threads that call for ever   calls              how many calls they have made
 //   block | unblock      a host function in a stream that waits
 //   spin                 a kernel that never ends     stop_spin          ends it
@@ -174,6 +175,11 @@ std::string obey(const std::string &verb, std::istringstream &in) {
             buffers.pop_back();
         }
         return "allocated " + std::to_string(buffers.size());
+    }
+    if (verb == "fill") {
+        for (const Buffer &buffer : buffers)
+            CHECK(cuMemcpyHtoD(buffer.address, pattern(buffer).data(), buffer.size_bytes));
+        return "filled";
     }
     if (verb == "check") {
         for (const Buffer &buffer : buffers)
