@@ -156,7 +156,8 @@ TABLE: tuple[_Known, ...] = (
     _known(
         r"Can't bind inet socket.*Address already in use",
         "A network port that the target was listening on is in use by another process.",
-        "End the process that listens there (often the original target, still alive), and restore again.",
+        "End the process that listens there (often the original target, still alive), and restore again. If none does, "
+        "a connection to another machine was closed there just now: the kernel keeps its port for a minute.",
     ),
     _known(
         r"Can't bind (?P<what>\S* ?socket).*: (?P<why>\w.*)$",

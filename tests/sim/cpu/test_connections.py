@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from woodfrog.cpu import images, time_wait
 from woodfrog.cpu.criu import Criu, Restored
 from woodfrog.target import connections
 from woodfrog.target.process import ProcessTree
@@ -20,9 +21,15 @@ import os, socket, time
 family, address = socket.{family}, "{address}"
 listener = socket.socket(family)
 listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-port = 10000 + os.getpid() % 20000  # below those that the kernel gives to others, who might have it at the restore
+# Below those that the kernel gives to others, who might have it at the restore; and not one of a run just before.
+port = 10000 + time.time_ns() // 1000000 % 20000
 listener.bind((address, port))
+# As NCCL's: what it accepts keeps the port for a minute once it is closed.
+listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
 listener.listen()
+with socket.create_connection((address, port)) as other:
+    listener.accept()[0].close()
+    other.recv(1)
 if os.fork() == 0:
     with socket.create_connection((address, port)) as connection, connection.makefile("rb") as lines:
         for n, line in enumerate(lines, 1):
@@ -56,6 +63,8 @@ def test_ranks_that_talk_over_tcp_go_on_in_the_original_and_in_the_restored_tree
     program.wait_for_more(program.numbers()[-1] + 20)
     dumped = criu.dump(program.pid, tmp_path / "stopped", leave_running=False, connections=True)
     assert dumped.connections
+    (listening,) = images.listening(dumped.directory)
+    assert list(time_wait.closed({listening.port}))
     at_dump = program.numbers()[-1]
     program.kill_all()
     restored = criu.restore(dumped.directory, connections=True, log_directory=tmp_path / "logs")
