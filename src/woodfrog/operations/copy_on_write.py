@@ -228,12 +228,20 @@ class GuardedPart:
             first, count, piece = first + here, count - here, piece + 1
 
     def _lying(self, first: int, count: int) -> tuple[list[tuple[Memory, int, int]], array[int]]:
-        """The pieces that these chunks lie in, and the chunks' numbers counted through those."""
-        positions = self.moved[first : first + count]
-        low, high = self._piece_at(first), self._piece_at(first + count - 1)
-        base = self.cut.first[low]
-        numbers = array("I", [position - base for position in positions]) if base else positions
-        return self._pieces[low : high + 1], numbers
+        """The pieces that these chunks lie in, and the chunks' numbers counted through those. What lies between two of
+        them with nothing to capture is not ours any more."""
+        pieces: list[tuple[Memory, int, int]] = []
+        numbers = array("I")
+        counted, end = 0, first + count
+        while first < end:
+            piece = self._piece_at(first)
+            begin, behind = self.cut.first[piece : piece + 2]
+            last = bisect_left(self.moved, behind, first, end)
+            numbers.extend(position - begin + counted for position in self.moved[first:last])
+            pieces.append(self._pieces[piece])
+            counted += behind - begin
+            first = last
+        return pieces, numbers
 
     def _piece_at(self, index: int) -> int:
         return bisect_right(self.cut.first, self.moved[index]) - 1

@@ -121,6 +121,24 @@ def test_only_what_a_copy_names_is_captured_for_it(make_held: Callable[..., Held
     assert result["concurrent"][0]["cow_bytes"] == CHUNK
 
 
+def test_memory_with_nothing_new_between_two_that_have_is_passed_over(make_held: Callable[..., Held]) -> None:
+    held = make_held()
+    target = held.product.scribbler()
+    [low, _, high] = filled(target, [4 * MIB, 6 * MIB, 4 * MIB])
+    held.checkpoint(target, lambda: None)
+    for address in (low, high):
+        target.write(address, 0, 4 * MIB, seed=20)
+    before = memory_of(target)
+    result = held.checkpoint(target, lambda: target.write(high, 0, 100, seed=21))  # the rest is drained in one batch
+    assert result["gpu_new_bytes"] == 4 * MIB  # both the same
+    target.write(low, 0, 4 * MIB, seed=22)
+    target.write(high, 0, 4 * MIB, seed=23)
+    after = memory_of(target)
+    last = held.checkpoint(target, lambda: None)
+    assert last["gpu_new_bytes"] == 8 * MIB
+    check_images(held.product, {result["image"]: before, last["image"]: after})
+
+
 def test_a_kernel_has_all_of_the_allocations_that_it_is_given_captured(make_held: Callable[..., Held]) -> None:
     held = make_held()
     target = held.product.scribbler()
