@@ -14,7 +14,7 @@
 
 namespace simgpu {
 
-inline constexpr const char *kServiceFile = "woodfrog-simgpu-service"; // the memfd: a u32, the pipe's read end
+inline constexpr const char *kServiceFile = "checkpoint-service"; // the memfd: a u32, the pipe's read end
 inline constexpr const char *kServiceThreadName = "simgpu-service";
 inline constexpr std::uint32_t kServiceMagic = 0x77667368; // "wfsh", changes with the layout below
 inline constexpr unsigned kMaxGpuPairs = 64;

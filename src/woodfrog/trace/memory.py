@@ -42,13 +42,17 @@ def ranges(pid: int) -> list[Range]:
 
 
 def new_writable(before: Sequence[Range], after: Sequence[Range]) -> list[tuple[int, int]]:
-    """(begin, end) of memory that is mapped to write now and was not mapped before, the largest first: private, or of
-    the daemon's files for the control state."""
+    """(begin, end) of private memory that is mapped to write now and was not mapped before, and of the daemon's files
+    for the control state, whenever they were mapped; the largest first."""
     taken = sorted((one.begin, one.end) for one in before)
     found = []
     for one in after:
-        private = not one.path and one.permissions[3] == "p"
-        if not one.permissions.startswith("rw") or not (private or _CONTROL_FILE.search(one.path)):
+        if not one.permissions.startswith("rw"):
+            continue
+        if _CONTROL_FILE.search(one.path):  # mapped before the driver's checkpoint, so perhaps before we looked
+            found.append((one.begin, one.end))
+            continue
+        if one.path or one.permissions[3] != "p":
             continue
         begin = one.begin
         # The kernel joins neighbours: of a mapping that has grown only what is new counts.

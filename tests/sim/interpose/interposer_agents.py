@@ -47,6 +47,9 @@ class Listener:
         (self.directory / "agent.sock").unlink(missing_ok=True)
 
 
+RT_SIGTIMEDWAIT = {"x86_64": 128, "aarch64": 137}[os.uname().machine]  # its number as a system call
+
+
 class Target:
     """A process of programs/target.cpp."""
 
@@ -93,15 +96,19 @@ class Target:
         self.send(command)
         return self.answer()
 
+    def _agent(self) -> Path:
+        """The agent's folder in /proc."""
+        tasks = Path(f"/proc/{self.pid}/task").iterdir()
+        [agent] = [task for task in tasks if (task / "comm").read_text().strip() == "woodfrog-agent"]
+        return agent
+
+    def agent_sleeps(self) -> bool:
+        """Whether its agent waits to be woken (in rt_sigtimedwait), so has looked for a daemon already."""
+        return (self._agent() / "syscall").read_text().split()[0] == str(RT_SIGTIMEDWAIT)
+
     def wake(self) -> None:
         """What the daemon does to an agent that sleeps."""
-        tids = [
-            int(task.name)
-            for task in Path(f"/proc/{self.pid}/task").iterdir()
-            if (task / "comm").read_text().strip() == "woodfrog-agent"
-        ]
-        assert len(tids) == 1
-        result = _tgkill(self.pid, tids[0], WAKE_SIGNAL)
+        result = _tgkill(self.pid, int(self._agent().name), WAKE_SIGNAL)
         assert result == 0
 
     def descriptors(self) -> dict[int, str]:

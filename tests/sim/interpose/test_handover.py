@@ -75,12 +75,14 @@ def test_the_bytes_are_alive_in_the_descriptors_alone_even_in_another_process(
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     keeper = os.fork()
     if keeper == 0:
-        ours.close()
-        _, fds, _, _ = socket.recv_fds(theirs, 16, 253)
-        theirs.send(b"kept")
-        theirs.recv(16)
-        socket.send_fds(theirs, [b"back"], fds)
-        os._exit(0)
+        try:
+            ours.close()
+            _, fds, _, _ = socket.recv_fds(theirs, 16, 253)
+            theirs.send(b"kept")
+            theirs.recv(16)
+            socket.send_fds(theirs, [b"back"], fds)
+        finally:
+            os._exit(0)  # whatever has happened: this is no second test session
     theirs.close()
     socket.send_fds(ours, [b"keep"], list(exported.fds))
     assert ours.recv(16) == b"kept"
@@ -108,11 +110,9 @@ def test_an_agent_without_a_daemon_holds_no_descriptor_and_wakes_up_when_told(
         kinds_without = sorted(name.split(":")[0] for name in bare.descriptors().values())
     with Target(target_program, tmp_path) as target:
         deadline = time.monotonic() + DEADLINE_S
-        while True:  # it looks for a daemon once, when it starts
-            kinds = sorted(name.split(":")[0] for name in target.descriptors().values())
-            if kinds == kinds_without:
-                break
-            assert time.monotonic() < deadline, kinds
+        while not target.agent_sleeps():  # it looks for a daemon once, when it starts
+            assert time.monotonic() < deadline
+        assert sorted(name.split(":")[0] for name in target.descriptors().values()) == kinds_without
         listener = Listener(tmp_path)
         assert listener.nobody_connects(0.3)
         target.wake()

@@ -139,6 +139,7 @@ def test_a_copy_that_is_not_what_was_hashed_does_not_leave_the_gpu(view: View, d
             everything=False,
             in_background=lambda: False,
             turn=lambda: None,
+            cow=None,
         )
         allowance = Allowance({0: device.free_bytes()}, 0)
         for new, right in (([0, 5, position - 1], True), ([5, position, 40], False)):
