@@ -22,9 +22,9 @@ $(PREFIX_CRIU): scripts/get-criu.sh
 demo: $(STAMP) $(PREFIX_CRIU)
 	$(PYTHON) -m woodfrog demo
 
-# Two files of tests at a time; what a file's tests share is made once.
+# Three files of tests at a time, on two processors too, since most tests wait for processes; what a file's tests share is made once.
 test: $(STAMP) $(PREFIX_CRIU) lint
-	$(PYTHON) -m pytest -n 2 --dist loadfile
+	$(PYTHON) -m pytest -n 3 --dist loadfile
 
 unit: $(STAMP)
 	$(PYTHON) -m pytest tests/unit
