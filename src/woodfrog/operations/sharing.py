@@ -164,15 +164,23 @@ def _others() -> Iterator[int]:
 
 def _strangers(inside: set[int]) -> Iterator[int]:
     """Processes of this user, outside of the target, that use the GPU without our interposer."""
+    machines = {_simulated_machine(pid) for pid in inside}
     for pid in _others():
         if pid in inside or _is_daemon(pid):
             continue
         try:
             maps = procfs.text(pid, "maps") or ""
+            reaches = _simulated_machine(pid) in machines
         except PermissionError:
             continue
-        if _DRIVER_LIBRARY in maps and _INTERPOSER not in maps:
+        if _DRIVER_LIBRARY in maps and _INTERPOSER not in maps and reaches:
             yield pid
+
+
+def _simulated_machine(pid: int) -> str:
+    """Simulated GPUs are of a machine with a name, and no memory leads from one to another; "" where they are real."""
+    settings = (procfs.text(pid, "environ") or "").split("\0")
+    return next((one for one in settings if one.startswith("WOODFROG_SIMGPU_MACHINE=")), "")
 
 
 def _is_daemon(pid: int) -> bool:

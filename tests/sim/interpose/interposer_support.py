@@ -74,6 +74,8 @@ def environment(more: dict[str, str] | None = None, *, interposed: bool = True) 
         kept["LD_PRELOAD"] = ":".join([*sanitizer_libraries(), str(interposer())])
     if os.environ.get("WOODFROG_TEST_TRACK"):
         kept["WOODFROG_TRACK"] = "1"  # the same tests with launches followed
+    # GPUs of its own: other tests run beside.
+    kept["WOODFROG_SIMGPU_MACHINE"] = f"interposer-{os.getpid()}"
     # No daemon of this machine may be reached by accident.
     kept["WOODFROG_RUNTIME_DIR"] = "/nonexistent/woodfrog-test"
     return kept | (more or {})
