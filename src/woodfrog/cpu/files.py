@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from woodfrog.cpu import images
+from woodfrog.cpu import images, time_wait
 from woodfrog.cpu.pid_namespace import NewNamespace
 from woodfrog.cpu.rewrite import Changes, rewritten
 from woodfrog.errors import BadImageError, RefusedError, TargetState
@@ -98,7 +98,7 @@ def prepare(
     Raises RefusedError naming every file that stands in the way. `scratch` must exist and belong to the caller.
     """
     changes = changes or Changes()
-    changes.require_ports(directory)
+    ports = changes.require_ports(directory)
     result = plan(directory, changes, namespace)
     if result.problems:
         raise RefusedError(
@@ -107,6 +107,7 @@ def prepare(
             target_state=TargetState.NONE,
             details={"files": result.problems},
         )
+    time_wait.free(ports)
     for folder, (uid, gid) in result.directories.items():
         _make_directory(Path(folder), uid, gid)
     for path, mode in result.recreate.items():

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from woodfrog.cpu import images, time_wait
+from woodfrog.cpu import images
 from woodfrog.cpu.protobuf import damaged, fields_of, optional, required, spans, tag, varint, without
 from woodfrog.errors import RefusedError, TargetState
 
@@ -27,11 +27,10 @@ class Changes:
     ports: Mapping[int, int] = field(default_factory=dict)  # that it listens on, TCP
     owner: tuple[int, int] | None = None
 
-    def require_ports(self, directory: Path) -> None:
-        """RefusedError when the tree dumped there does not listen on one of the ports, would on one twice, or on one
-        that somebody else has. CRIU would not see the last: it binds with SO_REUSEPORT, and where the other was
-        restored by CRIU as well the kernel then gives the port to both. A port that only connections of this machine
-        keep that are closed already is made free."""
+    def require_ports(self, directory: Path) -> set[int]:
+        """The ports that the tree dumped there will listen on. RefusedError when it does not listen on one that is to
+        change, would on one twice, or on one that somebody else has. CRIU would not see the last: it binds with
+        SO_REUSEPORT, and where the other was restored by CRIU as well the kernel then gives the port to both."""
         there = images.listening(directory)
         known = {one.port for one in there}
         if missing := sorted(set(self.ports) - known):
@@ -43,13 +42,13 @@ class Changes:
         if len({self.ports.get(port, port) for port in known}) < len(known):
             raise _refused(f"two of the image's ports ({', '.join(map(str, sorted(known)))}) would become one", "")
         wanted = [replace(one, port=self.ports.get(one.port, one.port)) for one in there]
-        time_wait.free({one.port for one in wanted})
         taken = [one for one in wanted if any(one.is_met_by(other) for other in _listening_here())]
         if taken:
             raise _refused(
                 f"TCP port {min(one.port for one in taken)}, which the target listens on, is in use",
                 "end whoever has it, or restore with --port OLD=NEW (auto: any free one)",
             )
+        return {one.port for one in wanted}
 
 
 def _refused(reason: str, advice: str) -> RefusedError:

@@ -183,32 +183,21 @@ class GuardedPart:
         transfer.capture_chunks(pieces, packed(numbers), places, chunk_bytes=self._chunk_bytes, progress=self._serving)
 
     def _drain_memory(self, first: int, count: int, progress: Progress) -> None:
-        pieces, numbers = self._lying(first, count)
-        drain_pieces(
-            pieces,
-            numbers,
-            self._arenas,
-            self._space,
-            first,
-            self._chunk_bytes,
-            progress,
-            background=self._in_background(),
-        )
+        self._to_arena(first, *self._lying(first, count), progress)
 
     def _drain_ring(self, entry: tuple[int, int, int], moving: Progress) -> None:
         first, count, slot = entry
-        pieces, numbers = self._ring.holding(slot, count)
-        drain_pieces(
-            pieces,
-            numbers,
-            self._arenas,
-            self._space,
-            first,
-            self._chunk_bytes,
-            moving,
-            background=self._in_background(),
-        )
+        self._to_arena(first, *self._ring.holding(slot, count), moving)
         self._ring.pop()
+
+    def _to_arena(
+        self, first: int, pieces: list[tuple[Memory, int, int]], numbers: array[int], progress: Progress
+    ) -> None:
+        """These chunks of `pieces`, to where the chunk `first` and those behind it have their place."""
+        drain_pieces(
+            pieces, numbers, self._arenas, self._space, first, self._chunk_bytes, progress,
+            background=self._in_background(),
+        )  # fmt: skip
 
     def _captured(self, runs: Sequence[Run]) -> None:
         self._guarding.captured(self.number, list(runs))
