@@ -28,4 +28,10 @@ template <typename Copy> std::optional<Span> span_of_copy(const Copy &copy) {
                        copy.Height, copy.Depth);
 }
 
+// What a node that fills memory writes.
+inline std::optional<Span> span_of_fill(const CUDA_MEMSET_NODE_PARAMS &fill) {
+    return span_of_box(fill.dst, 0, 0, 0, fill.height <= 1 ? 0 : fill.pitch, 0, fill.width * fill.elementSize,
+                       fill.height, 1);
+}
+
 } // namespace woodfrog::interpose::shadow
