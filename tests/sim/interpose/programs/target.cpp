@@ -29,16 +29,18 @@
 
 namespace {
 
-// Loops until the word at its argument is not zero.
+// Says in the word after the one at its argument that it runs, and loops until that one is not zero.
 constexpr char kSpinPtx[] = R"(
 .version 8.0
 .target sm_80
 .address_size 64
 .visible .entry spin(.param .u64 flag)
 {
-  .reg .u64 %rd<3>; .reg .u32 %r<2>; .reg .pred %p<2>;
+  .reg .u64 %rd<3>; .reg .u32 %r<3>; .reg .pred %p<2>;
   ld.param.u64 %rd1, [flag];
   cvta.to.global.u64 %rd2, %rd1;
+  mov.u32 %r2, 1;
+  st.volatile.global.u32 [%rd2+4], %r2;
 again:
   ld.volatile.global.u32 %r1, [%rd2];
   setp.eq.u32 %p1, %r1, 0;
@@ -224,9 +226,14 @@ std::string obey(const std::string &verb, std::istringstream &in) {
         return "unblocked";
     }
     if (verb == "spin") {
-        CHECK(cuMemsetD32(flag, 0, 1));
+        CHECK(cuMemsetD32(flag, 0, 2));
         void *arguments[] = {&flag};
         CHECK(cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 0, stream, arguments, nullptr));
+        // Who waits for a stream may run its work: from here on that is the driver's thread.
+        for (uint32_t runs = 0; runs == 0;) {
+            CHECK(cuMemcpyDtoHAsync(&runs, flag + 4, sizeof runs, capturing));
+            CHECK(cuStreamSynchronize(capturing));
+        }
         return "spinning";
     }
     if (verb == "spin_then_call") { // a host function that calls the driver, behind a copy that takes a moment
@@ -317,7 +324,7 @@ int main() {
     CHECK(cuModuleLoadData(&module, kSpinPtx));
     CHECK(cuModuleGetFunction(&spin, module, "spin"));
     CHECK(cuModuleGetFunction(&nothing, module, "nothing"));
-    CHECK(cuMemAlloc(&flag, 4));
+    CHECK(cuMemAlloc(&flag, 8));
     std::printf("ready %d\n", getpid());
     std::fflush(stdout);
     std::string line;
