@@ -42,7 +42,7 @@ SPARE_BYTES = 4 * harness.GIB
 END_TIMEOUT_S = 20.0
 HANDOVER = ("export", "unmap", "release")
 RETURN = ("import", "map", "access")
-CALLS = (*HANDOVER, *RETURN, "first_map", "first_access", "create", "close", "close_copies", "pass")
+CALLS = (*HANDOVER, *RETURN, "properties", "first_map", "first_access", "create", "close", "close_copies", "pass")
 
 
 class Way(NamedTuple):
@@ -167,10 +167,10 @@ def summarise_calls(results: harness.Results, best: dict[Way, dict[str, float]])
     for name in ("pass", "close"):
         results.summary[f"us_{name}"] = 1e3 * ways[Way(most, size, *STANDARD[0])][name] / most
     rows = [
-        (*way, *(1e3 * times[name] / way.handles for name in (*HANDOVER, *RETURN, "close", "pass")))
+        (*way, *(1e3 * times[name] / way.handles for name in (*HANDOVER, *RETURN, "properties", "close", "pass")))
         for way, times in best.items()
     ]
-    columns = (*Way._fields, *HANDOVER, *RETURN, "close", "pass")
+    columns = (*Way._fields, *HANDOVER, *RETURN, "properties", "close", "pass")
     print("\n" + harness.table("microseconds a handle", columns, rows), flush=True)
 
 

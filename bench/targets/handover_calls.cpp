@@ -194,6 +194,15 @@ class Pieces {
         });
     }
 
+    // Where the memory lies, as the driver tells it for what was imported.
+    double ask_properties() {
+        return side_by_side(1, count(), [&](size_t begin, size_t end) {
+            CUmemAllocationProp properties{};
+            for (size_t i = begin; i < end; ++i)
+                TARGET_CHECK(cuMemGetAllocationPropertiesFromHandle(&properties, handles_[i]));
+        });
+    }
+
     double close_fds() {
         return side_by_side(1, count(), [&](size_t begin, size_t end) {
             for (size_t i = begin; i < end; ++i)
@@ -292,6 +301,7 @@ void run_calls(size_t handles, size_t mib, size_t threads, bool one_range, bool 
     times.add("unmap", pieces.unmap(threads, all));
     times.add("release", pieces.release(threads));
     times.add("import", pieces.import_all(threads));
+    times.add("properties", pieces.ask_properties());
     times.add("map", pieces.map(threads));
     times.add("access", pieces.set_access(threads, all));
     const size_t wrong = pieces.wrong();
