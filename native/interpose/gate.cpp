@@ -69,8 +69,10 @@ ThreadRecord *take_record() {
     return record;
 }
 
-// What a closed gate has allowed a thread, and what came of it.
-enum Admission : uint32_t { kNone = 0, kAdmitted = 1, kSubmitted = 2 };
+// What a closed gate still allows a thread, in pieces of work for the GPU, and how many of them it has given: one word,
+// so that the agent takes back the rest and learns what came of it at once.
+constexpr uint32_t kLeft = 0xffff;
+constexpr uint32_t kUsed = kLeft + 1;
 
 // Calls that may give the GPU work which others wait for: launches, copies, and whatever is not known to be harmless.
 bool submits(uint32_t function) {
@@ -87,11 +89,13 @@ bool submits(uint32_t function) {
 // Whether an admission lets this call pass the closed gate.
 bool uses_admission(ThreadRecord *record) {
     uint32_t admission = record->admission.load(std::memory_order_acquire);
-    if (admission != kAdmitted)
-        return false;
-    if (!submits(record->function.load(std::memory_order_relaxed)))
-        return true;
-    return record->admission.compare_exchange_strong(admission, kSubmitted, std::memory_order_acq_rel);
+    const bool counts = submits(record->function.load(std::memory_order_relaxed));
+    while ((admission & kLeft) != 0) {
+        if (!counts ||
+            record->admission.compare_exchange_weak(admission, admission + kUsed - 1, std::memory_order_acq_rel))
+            return true;
+    }
+    return false;
 }
 
 bool find_straggler(Straggler *straggler) {
@@ -213,11 +217,11 @@ GateLook gate_look() {
     return look;
 }
 
-uint32_t gate_admit(Deadline deadline) {
+uint32_t gate_admit(uint32_t pieces, Deadline deadline) {
     std::vector<ThreadRecord *> admitted;
     for (ThreadRecord *record = g_records.load(std::memory_order_acquire); record != nullptr; record = record->next) {
         if (record->used.load(std::memory_order_acquire) && record->waiting.load(std::memory_order_acquire)) {
-            record->admission.store(kAdmitted, std::memory_order_release);
+            record->admission.store(std::min(pieces, kLeft), std::memory_order_release);
             admitted.push_back(record);
         }
     }
@@ -228,7 +232,7 @@ uint32_t gate_admit(Deadline deadline) {
     for (;;) {
         const uint32_t seen = g_left.load(std::memory_order_acquire);
         const bool done = std::any_of(admitted.begin(), admitted.end(), [](const ThreadRecord *record) {
-            return record->admission.load(std::memory_order_acquire) == kSubmitted &&
+            return (record->admission.load(std::memory_order_acquire) & kLeft) == 0 &&
                    record->depth.load(std::memory_order_acquire) == 0;
         });
         if (done || std::chrono::steady_clock::now() >= deadline)
@@ -237,7 +241,7 @@ uint32_t gate_admit(Deadline deadline) {
     }
     uint32_t submitted = 0;
     for (ThreadRecord *record : admitted)
-        submitted += record->admission.exchange(kNone, std::memory_order_seq_cst) == kSubmitted ? 1 : 0;
+        submitted += record->admission.exchange(0, std::memory_order_seq_cst) / kUsed;
     return submitted;
 }
 

@@ -124,10 +124,10 @@ struct GateLook {
     uint32_t inside = 0;  // threads inside the driver
 };
 GateLook gate_look();
-// With the gate closed: lets every waiting thread go on until it has made one call that gives the GPU work; calls
-// before that do not count. Returns once one of them has, or at the deadline, with the gate closed to all of them
-// again; threads may still be inside. How many gave the GPU work.
-uint32_t gate_admit(Deadline deadline);
+// With the gate closed: lets every waiting thread go on until it has made so many calls that give the GPU work; calls
+// before and between them do not count. Returns once one of them has made all of them, or at the deadline, with the
+// gate closed to all of them again; threads may still be inside. How often they gave the GPU work.
+uint32_t gate_admit(uint32_t pieces, Deadline deadline);
 // In a forked child: the gate is open for good and knows no threads.
 void gate_forget();
 uint64_t gate_launches();

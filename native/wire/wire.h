@@ -35,8 +35,8 @@
 #define WF_MAX_ENTRIES 240 /* per message; also keeps fd_count below the kernel's SCM_MAX_FD of 253 */
 #define WF_AGENT_THREAD_NAME "woodfrog-agent"
 #define WF_WAKE_SIGNAL_OFFSET 3 /* the wake signal is SIGRTMAX - 3; blocked only in the agent thread */
-/* reply.value of `hold`. Before, at most `admit` times, as long as the GPU is idle again each time, each thread at the
-   gate gives it work once, which is counted. */
+/* reply.value of `hold`. Before, threads at the gate give the GPU work, `admit` pieces of it, which are counted: a few
+   at a time, as long as the GPU is idle again after these. */
 #define WF_HELD_IDLE 1u
 #define WF_HELD_CAPTURING 2u /* a capture is active: the gate is open still */
 #define WF_HELD_SUBMITTED_SHIFT 8

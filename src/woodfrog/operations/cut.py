@@ -15,11 +15,11 @@ first, and of those a random one, so that no order is excluded. The time-out bou
 again.
 
 A process that is far behind would need a round of questions for each of hundreds of steps, so it may take several in
-one: twice as many each time that no other process has become idle or busy meanwhile, else one again. It stops by itself
-at the first step after which it is not idle again at once, for that one may wait for others. So it goes too far by one
-such step at most, and then the others are behind. When that has happened (it is busy, and another one has become idle)
-nobody may take more than half as many steps at once from then on: after a few times that is one, and all that is said
-above holds.
+one: twice as many each time that no other process has become idle or busy meanwhile, else one again. Of those it takes
+an eighth (16 at most) without a look, and stops by itself when it is not idle again at once after them, for one of
+them may wait for others. So it goes too far by so many at most, and then the others are behind. When that has happened
+(it is busy, and another one has become idle) nobody may take more than half as many steps at once from then on: after
+a few times that is one, and all that is said above holds.
 
 What it cannot handle: work that waits for a process that is not part of the target, or for a host function captured
 into a graph that calls the driver; there the time-out comes. A kernel that spins in a per-thread default stream looks
@@ -38,9 +38,9 @@ from woodfrog.errors import TimeoutExceededError, WoodfrogError
 from woodfrog.operations.members import Member, side_by_side
 from woodfrog.target.link import Held
 
-# Work that needs nobody else ends by itself: what a GPU has queued when its gate closes is often tens of milliseconds,
-# and a process that is let on meanwhile only gives the others more to catch up with.
-PATIENCE_S = 0.05
+# Work that needs nobody else ends by itself, and a process that is let on meanwhile only gives the others more to catch
+# up with. Only idle ones are let on, and they stop when they are idle no more, so that is not much.
+PATIENCE_S = 0.02
 LOOK_S = 0.002  # how long a process is given to become idle after a step: more than a kernel of a collective takes
 LONGEST_LOOK_S = 0.02  # when nobody can take a step, looking more often would change nothing
 ANSWER_S = 0.1  # beyond its look, until an agent counts as held up by the driver

@@ -160,8 +160,8 @@ class AgentLink:
 
     def hold(self, operation: int, look_s: float, *, admit: int = 0) -> Held:
         """Close the gate, without waiting for the work in flight longer than `look_s`; again and again, as long as the
-        agent is held. `admit`: so many times threads that wait at the gate give the GPU work, each once, as long as
-        that is done within `look_s` each time."""
+        agent is held. `admit`: so many pieces of work threads that wait at the gate give the GPU before, a few at a
+        time, as long as these are done within `look_s` each time."""
         body = {"operation": operation, "timeout_ms": round(look_s * 1000), "admit": admit}
         value = int(self._command("hold", body, timeout_s=look_s + _DEFAULT_TIMEOUT_S).body["value"])
         return Held(
