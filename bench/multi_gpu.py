@@ -4,8 +4,10 @@
 passed between processes (share_tensors); NCCL with NCCL_NVLS_ENABLE=0. It runs once undisturbed; then under woodfrog
 with ten checkpoints in the middle (and one without the CPU side), suspend and resume, and stop and restore; where there
 are several GPUs also restored and resumed with all of them exchanged, and migrated. Each rank's steps must be bitwise
-those of the undisturbed run. The driver's own checkpoint of the training, without woodfrog, is tried as well. Every
-step has a time limit of its own; what fails is a row with its reason, and the rest goes on.
+those of the undisturbed run. A training job of its own tells train_ratio: all its ranks make some steps through the
+interposer, some past it, and so on (within.py), since two jobs one after the other differ by more than is looked for.
+The driver's own checkpoint of the training, without woodfrog, is tried as well. Every step has a time limit of its own;
+what fails is a row with its reason, and the rest goes on.
 """
 
 from __future__ import annotations
@@ -15,12 +17,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import harness
 import target_process
+import within
 
 GOALS = {
     "stall_over_control_floor": "≤ 1.25",
@@ -33,6 +36,7 @@ QUICK = {
     "tp_generate": ["--width=256", "--layers=2", "--batch=2", "--length=32"],
     "share_tensors": ["--words=65536", "--pace-ms=20"],
 }
+WITHIN_BLOCK, WITHIN_GROUPS = 4, 12  # steps of a block, groups of four blocks
 MOST_STEPS = 100_000  # a job ends when it is ended
 NCCL = {
     "NCCL_NVLS_ENABLE": "0",
@@ -110,11 +114,11 @@ def limited(seconds: float, work: Callable[[], Any]) -> Any:
 class Job:
     """One job with its ranks' logs; `run` is it as a target. Ended by `end`."""
 
-    def __init__(self, label: str, arguments: Any, *, managed: bool) -> None:
+    def __init__(self, label: str, arguments: Any, *, managed: bool, more: Sequence[str] = ()) -> None:
         self._stack = ExitStack()
         # A program that starts its processes itself is one target with one log.
         alone = arguments.program == "share_tensors"
-        options = ["--steps", str(MOST_STEPS), *arguments.target]
+        options = ["--steps", str(MOST_STEPS), *arguments.target, *more]
         options += ["--workers", str(max(1, arguments.ranks - 1))] if alone else []
         start = target_process.interposed if managed else target_process.plain
         ranks = 0 if alone else arguments.ranks
@@ -257,10 +261,8 @@ def operations(results: harness.Results, budget: harness.Budget, arguments: Any,
         }
 
     first = measured(results, "start under woodfrog", arguments.start_s + 10, start)
-    if first is not None:
-        results.summary["train_ratio"] = reference.step_s() / first["step_s"]
-        if first["busbw_gb_s"]:
-            results.summary["busbw_ratio"] = first["busbw_gb_s"] / (reference.logs[0].start or {})["busbw_gb_s"]
+    if first is not None and first["busbw_gb_s"]:
+        results.summary["busbw_ratio"] = first["busbw_gb_s"] / (reference.logs[0].start or {})["busbw_gb_s"]
     # What time may not be left for comes last.
     steps: list[tuple[str, Callable[[], dict[str, Any]]]] = [
         ("checkpoint, no CPU side", leave_running(cpu=False)),
@@ -332,6 +334,22 @@ def driver_alone(job: Job) -> dict[str, Any]:
     return row
 
 
+def train_ratio(results: harness.Results, arguments: Any) -> dict[str, Any]:
+    """Throughput with ÷ without the interposer, within one job."""
+    groups = 1 if arguments.quick else WITHIN_GROUPS
+    job = Job("within", arguments, managed=True, more=["--alternate", str(WITHIN_BLOCK)])
+    try:
+        steps = 4 * WITHIN_BLOCK * groups
+        job.reach(steps, arguments.start_s + 40)
+        log = job.logs[0]
+        members = within.ratios(results, "train", log.lines[:steps])
+        places = (log.start or {})["places"]
+    finally:
+        job.end()
+    results.summary |= {"train_ratio": members["train_within"], **members}
+    return {**members, "places": places}
+
+
 def pinned_copies() -> dict[str, Any]:
     """GB/s from all GPUs together to pinned host memory."""
     argv = [sys.executable, "-c", PINNED]
@@ -368,6 +386,8 @@ def main() -> int:
             measured(results, "the driver alone", 80, lambda: driver_alone(reference))
     finally:
         reference.end()
+    if found is not None and arguments.program == "train_ddp":
+        measured(results, "training within one job", 100, lambda: train_ratio(results, arguments))
     pinned = measured(results, "pinned copies of all GPUs at once", 40, pinned_copies)
     if found is not None:
         compare(results, budget, arguments, operations(results, budget, arguments, reference))

@@ -8,6 +8,7 @@ doubled shows.
 
 from __future__ import annotations
 
+import driver_calls
 import protocol
 import ranks
 
@@ -20,6 +21,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--batch", type=int, default=4, help="sequences a step and rank")
     parser.add_argument("--sequence", type=int, default=256, help="tokens a sequence")
+    parser.add_argument("--alternate", type=int, default=0, help="past the interposer every so many steps")
     arguments = parser.parse_args()
     protocol.set_environment()
 
@@ -58,9 +60,13 @@ def main() -> None:
     step()
     log = protocol.Log(ranks.log_path(rank), arguments.pace_ms, arguments.hold)
     state_bytes = 4 * sum(one.nbytes for one in model.parameters())  # with gradients and two moments
-    log.start("train_ddp", state_bytes, rank=rank, busbw_gb_s=ranks.bus_bandwidth(device))
+    bandwidth = ranks.bus_bandwidth(device)
+    alternating = driver_calls.Alternating(arguments.alternate)
+    log.start("train_ddp", state_bytes, rank=rank, busbw_gb_s=bandwidth, places=alternating.places)
     for _ in range(arguments.steps):
-        log.step(protocol.float_bits(float(step())))
+        alternating.begin()  # every rank switches before the same step
+        loss = float(step())
+        log.step(protocol.float_bits(loss), **alternating.end())
     total = 0
     for state in optimizer.state.values():
         for tensor in (state["exp_avg"], state["exp_avg_sq"]):
