@@ -14,7 +14,7 @@ import errno
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -50,8 +50,8 @@ class ProgressLike(Protocol):
 @dataclass(frozen=True)
 class Phase:
     """One step. `limit_s` bounds it: when it passes, `fault_point` and cancellable copies inside it are cancelled.
-    `after`: of a foreground phase of Beside: it waits for the ends of these phases of the background, in their order;
-    with `ready`, only until that is true at the end of one."""
+    `after`: of a phase within Beside: it waits for the ends of these phases of its backgrounds (not of its own), in
+    their order; with `ready`, only until that is true at the end of one."""
 
     name: str
     do: Callable[[], None]
@@ -223,6 +223,7 @@ class Runner:
         def background(phases: Sequence[Phase]) -> None:
             try:
                 for phase in phases:
+                    self._wait_for_others(phase, ended)
                     if stopped.is_set():
                         break
                     self._run_phase(phase)
@@ -244,13 +245,7 @@ class Runner:
             thread.start()
         try:
             for phase in step.foreground:
-                if phase.after:
-                    begun = time.monotonic()
-                    for name in phase.after:
-                        ended[name].wait()
-                        if phase.ready is not None and phase.ready():
-                            break
-                    self.waits[phase.name] = time.monotonic() - begun
+                self._wait_for_others(phase, ended)
                 if failures:
                     break
                 self._run_phase(phase)
@@ -262,6 +257,16 @@ class Runner:
                 thread.join()
         if failures:
             raise failures[0]
+
+    def _wait_for_others(self, phase: Phase, ended: Mapping[str, threading.Event]) -> None:
+        if not phase.after:
+            return
+        begun = time.monotonic()
+        for name in phase.after:
+            ended[name].wait()
+            if phase.ready is not None and phase.ready():
+                break
+        self.waits[phase.name] = time.monotonic() - begun
 
     def _start_timer(self, running: _Running) -> threading.Timer | None:
         if running.phase.limit_s is None:

@@ -153,6 +153,11 @@ class Resume:
         self._data.release()
         self._target.close()
 
+    @property
+    def data_bytes(self) -> int:
+        """What the refill copies."""
+        return 0 if self._is_held else self._data.size_bytes
+
     def needed_bytes(self) -> dict[str, int]:
         """Device memory that the target comes back to, by the devices' UUIDs."""
         notes = self._target.notes
@@ -198,23 +203,24 @@ class Resume:
             room.require_gpu(self._context.devices.by_uuid(uuid), size, "resuming the target")
 
     def _allocate(self) -> None:
+        """What the refill begins with; it makes the rest while it copies."""
         if self._target.lent is not None:
             return  # the driver makes it, and lends it
         if self._is_held:
             notes_fd, *self._target.fds = self._context.keeper.fetch(self._record.key)
             os.close(notes_fd)
             return
-        self._data.create_all()
-        self._target.fds = self._data.export_all()
+        self._data.create_first()
 
     def _refill(self) -> None:
         data, target = self._data, self._target
         if target.lent is not None:
             return
         if data.parts and not self._is_held:
-            progress = data.new_progress()
+            progress = data.new_progress(whole=True)
             with self.runner.counting(self._prefix + "refill", progress):
                 data.refill(self._context.arenas, [self._spaces[part.device] for part in data.parts], progress)
+            target.fds = data.export_all()
         # Only now: what the record holds must be whole, for a daemon that finds it.
         target.record.keep(target.notes, target.fds)
 

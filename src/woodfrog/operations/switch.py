@@ -9,7 +9,7 @@ off the GPU by a failure of its own (a daemon killed between the two halves of a
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from woodfrog.errors import NoSpaceError, TargetState, WoodfrogError
@@ -92,10 +92,11 @@ class Switch:
     def run(self) -> dict[str, Any]:
         """Do it; the result as `daemon.sock` carries it. Raises a WoodfrogError with the state of the one that was to
         leave; its details have that of the other: `in`, `in_state`."""
-        overlapped = self._fits_both(survey(self._context, self._request.out_root_pid, image=False))
+        surveyed = survey(self._context, self._request.out_root_pid, image=False)
+        overlapped = self._fits_both(surveyed)
         try:
             if overlapped:
-                self._run_overlapped()
+                self._run_overlapped(surveyed.owned_bytes)
             else:
                 self._run_in_turn()
         finally:
@@ -133,13 +134,18 @@ class Switch:
                 )
         return both
 
-    def _run_overlapped(self) -> None:
+    def _run_overlapped(self, leaving_bytes: int) -> None:
         leaving, coming = self._suspend, self._resume
         runner = coming.runner
+        larger, smaller = leaving.data(), coming.data()
+        if coming.data_bytes > leaving_bytes:
+            larger, smaller = smaller, larger
+        # The larger one is what all of it waits for: the driver is asked for the other one's memory once it has begun.
+        smaller[0] = replace(smaller[0], after=(larger[0].name,))
         steps: list[Step] = [
             *leaving.begin(),
             *coming.begin(),
-            Beside(leaving.data(), [*leaving.control(), *coming.control()], [coming.data()]),
+            Beside(larger, [*leaving.control(), *coming.control()], [smaller]),
             leaving.commit(last=False),
             coming.commit(),
             coming.back(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -197,6 +198,26 @@ def test_a_phase_waits_for_one_after_the_other_until_it_is_ready() -> None:
     back = Phase("return", lambda: order.append("return"), after=["snapshot", "capture"], ready=lambda: False)
     Runner("op").run([Beside(phases, [back])])
     assert order == ["snapshot", "capture", "return"]
+
+
+def test_a_background_phase_waits_for_one_of_another_background() -> None:
+    order: list[str] = []
+    both = threading.Event()
+    larger = [Phase("import", lambda: order.append("import")), Phase("drain", lambda: _wait(both))]
+    smaller = [Phase("allocate", lambda: order.append("allocate"), after=["import"]), Phase("refill", both.set)]
+    runner = Runner("op")
+    runner.run([Beside(larger, [], [smaller])])  # `drain` ends only once `refill` has run
+    assert order == ["import", "allocate"]
+    assert "allocate" in runner.waits
+
+
+def test_a_background_phase_does_not_begin_when_the_one_that_it_waits_for_fails() -> None:
+    recorder = Recorder()
+    larger = [recorder.phase("import", WoodfrogError("no")), recorder.phase("drain")]
+    smaller = [replace(recorder.phase("allocate"), after=["import"]), recorder.phase("refill")]
+    with pytest.raises(WoodfrogError, match="no"):
+        Runner("op").run([Beside(larger, [], [smaller])])
+    assert recorder.done == ["do import", "undo import"]
 
 
 def _wait(event: threading.Event) -> None:

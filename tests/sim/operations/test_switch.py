@@ -148,11 +148,11 @@ def test_if_the_one_that_comes_dies_the_other_runs_on(
         switch(product, first, second)
 
 
-def walk(product: Product, room: str) -> None:
+def walk(product: Product, *options: str) -> None:
     """Switch until it succeeds; after each failure one of the two runs, and nothing is lost."""
-    first = product.run("--idle-kib", room, "--pace-us", "2000")
+    first = product.run(*options, "--pace-us", "2000")
     product.call("suspend", target=first.pid)
-    second = product.run("--idle-kib", room, "--pace-us", "2000")
+    second = product.run(*options, "--pace-us", "2000")
     for _ in range(40):
         daemon = product.daemon_pid()
         failed: WoodfrogError | None = None
@@ -201,8 +201,35 @@ def test_no_failure_of_any_phase_leaves_both_off_the_gpu(
         "WOODFROG_FAULTS_STATE": str(state),
         "WOODFROG_SIMGPU_MEMORY": memory,
     }
-    walk(make_product(environment=environment, daemon_arguments=["--arena", "128M"]), str(36 << 10))
+    walk(make_product(environment=environment, daemon_arguments=["--arena", "128M"]), "--idle-kib", str(36 << 10))
     assert {path.name.split(":")[0] for path in state.iterdir()} == set(points)
+
+
+MANY = ("--kib", "2048", "--buffers", "36")  # allocations in three groups (operations.coming)
+
+
+def test_no_failure_while_memory_comes_leaves_both_off_the_gpu(
+    make_product: Callable[..., Product], tmp_path: Path
+) -> None:
+    """The first suspend passes the point three times, and a switch that succeeds six times."""
+    state = tmp_path / "fired"
+    state.mkdir()
+    faults = ("error:5", "enospc:9", "timeout:13")
+    environment = {
+        "WOODFROG_FAULTS": ",".join(f"coming.made:{fault}" for fault in faults),
+        "WOODFROG_FAULTS_STATE": str(state),
+    }
+    walk(make_product(environment=environment, daemon_arguments=["--arena", "256M"]), *MANY)
+    assert {path.name for path in state.iterdir()} == {f"coming.made:{fault}" for fault in faults}
+
+
+def test_a_daemon_killed_while_memory_comes_loses_neither(make_product: Callable[..., Product], tmp_path: Path) -> None:
+    state = tmp_path / "fired"
+    state.mkdir()
+    environment = {"WOODFROG_FAULTS": "coming.made:kill:6", "WOODFROG_FAULTS_STATE": str(state)}
+    product = make_product(environment=environment, daemon_arguments=["--arena", "256M"])
+    walk(product, *MANY)
+    assert len(list(state.iterdir())) == 1
 
 
 @pytest.mark.parametrize("points", [("out_drain", "in_refill"), ("out_commit", "in_return", "out_end")])
@@ -213,5 +240,5 @@ def test_a_daemon_killed_within_a_switch_loses_neither(
     state.mkdir()
     faults = ",".join(f"switch.{point}.after:kill" for point in points)
     product = make_product(environment={"WOODFROG_FAULTS": faults, "WOODFROG_FAULTS_STATE": str(state)})
-    walk(product, "4096")
+    walk(product, "--idle-kib", "4096")
     assert len(list(state.iterdir())) == len(points)
