@@ -163,6 +163,48 @@ def _copy_s(call: str, device: int, host: int, size_bytes: int, ring_bytes: int,
     return time.perf_counter() - begin_s
 
 
+def both_ways_s(to_host_bytes: int, to_device_bytes: int, *, ring_bytes: int = 2 * GIB, repetitions: int = 3) -> float:
+    """Seconds of pinned copies in both directions at once, from the first one's start to the last one's end: the best
+    of the repetitions. Each direction has two streams and a ring of its own.
+
+    Needs twice ``ring_bytes`` of free GPU memory and of host memory. Raises DriverError.
+    """
+    ring_bytes = min(ring_bytes, max(to_host_bytes, to_device_bytes))
+    with context(), populated_memory(2 * ring_bytes) as host:
+        _call("cuMemHostRegister", host, 2 * ring_bytes, 0)
+        try:
+            device = int(_call("cuMemAlloc", 2 * ring_bytes))
+            try:
+                _call("cuMemsetD32", device, 0x5EED5EED, 2 * ring_bytes // 4)
+                _call("cuCtxSynchronize")
+                streams = [_call("cuStreamCreate", 1) for _ in range(4)]  # 1: CU_STREAM_NON_BLOCKING
+                ways = (
+                    ("cuMemcpyDtoHAsync", host, device, to_host_bytes),
+                    ("cuMemcpyHtoDAsync", device + ring_bytes, host + ring_bytes, to_device_bytes),
+                )
+                seconds = [_both_ways_once_s(ways, ring_bytes, streams) for _ in range(repetitions)]
+                for stream in streams:
+                    _call("cuStreamDestroy", stream)
+            finally:
+                _call("cuMemFree", device)
+        finally:
+            _call("cuMemHostUnregister", host)
+    return min(seconds)
+
+
+def _both_ways_once_s(ways: Any, ring_bytes: int, streams: list[Any]) -> float:
+    begin_s = time.perf_counter()
+    for number, offset in enumerate(range(0, max(way[3] for way in ways), COPY_BYTES)):
+        place = offset % ring_bytes
+        for direction, (call, to, source, size_bytes) in enumerate(ways):  # in turn, so that both begin at once
+            size = min(COPY_BYTES, size_bytes - offset, ring_bytes - place)
+            if size > 0:
+                _call(call, to + place, source + place, size, streams[2 * direction + number % 2])
+    for stream in streams:
+        _call("cuStreamSynchronize", stream)
+    return time.perf_counter() - begin_s
+
+
 @dataclass(frozen=True)
 class DriverCycle:
     """Seconds of each call of one lock, checkpoint, restore, unlock of a target by the driver alone."""

@@ -261,7 +261,7 @@ for name in $stages; do
         incremental) bench incremental 450 60 ;;
         shadow) bench shadow 300 30 ;;
         concurrent) bench concurrent_drain 480 80 ;;
-        switch) bench switch 300 60 ;;
+        switch) bench switch 170 15 ;; # it keeps of that what the driver's part needs
         multi_gpu) bench multi_gpu 300 30 ;;
         multi_gpu_tp) bench multi_gpu 200 30 --program tp_generate ;;
         multi_gpu_share) bench multi_gpu 200 30 --program share_tensors ;;
