@@ -2,6 +2,7 @@
 #include "unpack.hpp"
 
 #include "fills.hpp"
+#include "output_files.hpp"
 #include "plan.hpp"
 #include "transfer/zero.hpp"
 #include "workers.hpp"
@@ -9,18 +10,14 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <fcntl.h>
-#include <map>
+#include <cstring>
 #include <numeric>
-#include <sys/stat.h>
-#include <unistd.h>
 #include <utility>
 
 namespace woodfrog::packs {
 namespace {
 
 using transfer::ChunkList;
-using transfer::File;
 using transfer::Progress;
 
 constexpr uint64_t task_bytes = 4ull << 20; // read, and copied to the GPU, at once
@@ -122,63 +119,6 @@ void set_zeros(const ChunkList &list, const Plan &plan, const std::vector<Task> 
     }
 }
 
-// The files that are written to, by descriptor, made long enough.
-class OutputFiles {
-  public:
-    explicit OutputFiles(const std::vector<FilePiece> &pieces) {
-        for (const FilePiece &piece : pieces) {
-            if (piece.size == 0)
-                continue;
-            auto [at, is_new] = files_.try_emplace(piece.fd);
-            if (is_new) {
-                at->second.file = std::make_unique<File>(piece.fd, File::Use::write_cached);
-                at->second.length = length(piece.fd);
-            }
-            at->second.needed = std::max(at->second.needed, piece.offset + piece.size);
-        }
-        for (const auto &[fd, output] : files_)
-            if (output.needed > output.length && ftruncate(fd, static_cast<off_t>(output.needed)) != 0)
-                transfer::throw_errno(errno, "ftruncate", std::to_string(output.needed) + " bytes");
-    }
-
-    void write(const FilePiece &piece, const uint8_t *data, uint64_t size, uint64_t offset) {
-        files_.at(piece.fd).file->write(data, size, offset);
-    }
-
-    void make_hole(const FilePiece &piece, uint64_t offset, uint64_t size) {
-        const Output &output = files_.at(piece.fd);
-        if (offset >= output.length) // it is one
-            return;
-        while (fallocate(piece.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
-                         static_cast<off_t>(size)) != 0) {
-            if (errno == EINTR)
-                continue;
-            if (errno != EOPNOTSUPP && errno != ENOSYS)
-                transfer::throw_errno(errno, "fallocate", "a hole of " + std::to_string(size) + " bytes");
-            const std::vector<uint8_t> zeros(std::min(size, task_bytes));
-            for (uint64_t done = 0; done < size; done += zeros.size())
-                output.file->write(zeros.data(), std::min<uint64_t>(zeros.size(), size - done), offset + done);
-            return;
-        }
-    }
-
-  private:
-    struct Output {
-        std::unique_ptr<File> file;
-        uint64_t length = 0; // when the operation began
-        uint64_t needed = 0;
-    };
-
-    static uint64_t length(int fd) {
-        struct stat status{};
-        if (fstat(fd, &status) != 0)
-            transfer::throw_errno(errno, "fstat", "descriptor " + std::to_string(fd));
-        return static_cast<uint64_t>(status.st_size);
-    }
-
-    std::map<int, Output> files_;
-};
-
 } // namespace
 
 void refill_from_packs(const std::vector<transfer::Piece> &pieces, const Stored &stored, const transfer::RingPart &ring,
@@ -242,6 +182,14 @@ void extract_from_packs(const std::vector<FilePiece> &pieces, const Cutting &cut
             const FilePiece &piece = pieces[chunk.context];
             if (task.zero) {
                 outputs.make_hole(piece, chunk.place, task.size_bytes);
+            } else if (uint8_t *to = outputs.claim(piece, chunk.place, task.size_bytes)) {
+                try {
+                    plan.fill(task, to, queued->reader);
+                } catch (...) {
+                    std::memset(to, 0, task.size_bytes); // nothing that has not been compared stays in a file
+                    throw;
+                }
+                outputs.release(piece, chunk.place, task.size_bytes);
             } else {
                 uint8_t *data = buffer.at_least(task.size_bytes);
                 plan.fill(task, data, queued->reader);
