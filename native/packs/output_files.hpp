@@ -1,5 +1,6 @@
-// The files that chunks are extracted into. A file in memory is mapped: write() holds its inode's lock, so that many
-// threads are no faster than one there, while page faults of one file run side by side.
+// The files that chunks are extracted into. Many threads map a file in memory: write() holds its inode's lock, so that
+// they would be no faster than one, while page faults of one file run side by side. Few threads write, which costs each
+// byte less processor time (README.md).
 #pragma once
 #include "file_pieces.hpp"
 #include "transfer/file.hpp"
@@ -12,13 +13,14 @@ namespace woodfrog::packs {
 // By descriptor; each is made long enough for its pieces. Threads may call it side by side.
 class OutputFiles {
   public:
-    explicit OutputFiles(const std::vector<FilePiece> &pieces);
+    OutputFiles(const std::vector<FilePiece> &pieces, unsigned threads);
     OutputFiles(const OutputFiles &) = delete;
     OutputFiles &operator=(const OutputFiles &) = delete;
     ~OutputFiles();
 
     // Where bytes [offset, +size) of the file can be put, with memory behind all of them; to be given back by
-    // `release`. Null: they have to be written, which also says why (a file elsewhere, no room, an older kernel).
+    // `release`. Null: they have to be written (few threads, a file elsewhere, an older kernel), which also tells of a
+    // full file system.
     uint8_t *claim(const FilePiece &piece, uint64_t offset, uint64_t size);
     void release(const FilePiece &piece, uint64_t offset, uint64_t size);
 

@@ -172,7 +172,7 @@ void extract_from_packs(const std::vector<FilePiece> &pieces, const Cutting &cut
     PackFiles files(stored.packs);
     const Plan plan(operation, list, stored.digests, stored.locations, files);
     const std::vector<Task> tasks = plan.group(task_bytes, 0);
-    OutputFiles outputs(pieces);
+    OutputFiles outputs(pieces, transfer::thread_count(threads));
     progress.begin(list.size_bytes);
     for_each_with(threads, tasks.size(), [&] {
         return [&, queued = std::make_unique<QueuedReader>(files, progress), buffer = Buffer()](size_t number) mutable {

@@ -44,3 +44,8 @@ def enter() -> Path:
 def init() -> Path:
     """The program that runs CRIU in a PID namespace and stays there as process 1 (native/init)."""
     return directory() / "woodfrog-init"
+
+
+def gate() -> Path:
+    """The program that CRIU waits for before it makes the first process of a restore (native/gate)."""
+    return directory() / "woodfrog-gate"

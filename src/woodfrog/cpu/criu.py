@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from woodfrog.cpu import files, images, options, pid_namespace, processes
+from woodfrog.cpu.gate import VARIABLE, Gate
 from woodfrog.cpu.pid_namespace import NewNamespace
 from woodfrog.cpu.processes import refuse_taken_numbers as refuse_taken_numbers  # part of this interface
 from woodfrog.cpu.reason import Kind, Reason, reason
@@ -179,12 +180,14 @@ class Criu:
         inherited: Mapping[str, int] | None = None,
         namespace: NewNamespace | None = None,
         changes: Changes | None = None,
+        gate: Gate | None = None,
     ) -> Restored:
         """Bring the tree in `directory` back, with its old process numbers; returns when it runs. With `namespace`
         these are its numbers in a PID namespace that is made for it, and nobody else's here matter.
 
         `directory` is only read. CRIU's log goes to `log_directory` as restore.log, if given; its end is in the details
         of an error either way. `inherited`: descriptors (the caller's) for what the dump passed over, by its names.
+        With `gate`, files of pages (images.is_pages) need only be there, and be whole once it is opened.
         Raises RefusedError before CRIU is called when a number or a file is not available.
         On failure nothing of the tree is left behind.
         """
@@ -194,6 +197,8 @@ class Criu:
         tasks = images.tasks(directory)
         if namespace is None:
             refuse_taken_numbers(tasks)
+        from woodfrog._native import paths
+
         with _scratch(log_directory) as work, files.kept_links(directory):
             source, file_plan = files.prepare(directory, work, changes, namespace)
             arguments = options.restore(
@@ -204,13 +209,16 @@ class Criu:
                 shell_job=shell_job,
                 connections=connections,
                 unprivileged=_unprivileged(),
+                script=paths.gate() if gate is not None else None,
                 extra=options.inherited(inherited or {}),
             )
             if namespace is not None:
                 numbers = {number for task in tasks for number in (task.pid, *task.threads)}
                 arguments = namespace.around(arguments, root_pid=tasks[0].pid, taken=numbers)
             began_ticks = processes.now_ticks()
-            finished = _call(arguments, timeout_s, work, tuple((inherited or {}).values()))
+            handed = [*(inherited or {}).values(), *([gate.fd] if gate is not None else [])]
+            variables = {VARIABLE: str(gate.fd)} if gate is not None else {}
+            finished = _call(arguments, timeout_s, work, handed, variables)
             log = _log(work / options.RESTORE_LOG)
             if finished.returncode != 0:
                 if namespace is None:  # what was in a namespace has ended with it
@@ -277,8 +285,14 @@ def _from_environment() -> Path | None:
     return Path(value).absolute() if value else None
 
 
-def _call(arguments: list[str], timeout_s: float, work: Path, pass_fds: Sequence[int] = ()) -> Finished:
-    return run(arguments, timeout_s=timeout_s, work_directory=work, pass_fds=pass_fds)
+def _call(
+    arguments: list[str],
+    timeout_s: float,
+    work: Path,
+    pass_fds: Sequence[int] = (),
+    variables: Mapping[str, str] | None = None,
+) -> Finished:
+    return run(arguments, timeout_s=timeout_s, work_directory=work, pass_fds=pass_fds, variables=variables)
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ are fine. Whatever does not parse is a BadImageError. This module never writes; 
 
 from __future__ import annotations
 
+import re
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,8 @@ REG_ID, _REG_FLAGS, _REG_POS, REG_NAME, REG_SIZE, _REG_EXT, _REG_MODE = 1, 2, 3,
 _TREE_PID, _TREE_PPID, _TREE_PGID, _TREE_SID, _TREE_THREADS = 1, 2, 3, 4, 5
 _REMAP_ORIGINAL, _REMAP_TARGET, _REMAP_TYPE = 1, 2, 3
 _REMAP_LINKED = 0
+
+_PAGES = re.compile(r"pages-[0-9]+\.img")  # criu/include/image-desc.h
 
 _NO_POSITION = 2**64 - 1  # CRIU's "has no file position"
 
@@ -78,6 +81,11 @@ class Listening:
     def is_met_by(self, other: Listening) -> bool:
         """Whether connections that come to one could have been meant for the other."""
         return self.port == other.port and (self.address == other.address or self.is_any or other.is_any)
+
+
+def is_pages(name: str) -> bool:
+    """Whether that file of CRIU's is one of pages. CRIU opens them in the processes that it makes, not before."""
+    return _PAGES.fullmatch(name) is not None
 
 
 def tasks(directory: Path) -> list[Task]:

@@ -131,6 +131,7 @@ def restore(
     shell_job: bool,
     connections: bool,
     unprivileged: bool,
+    script: Path | None = None,
     extra: Sequence[str] = (),
 ) -> list[str]:
     """The tree comes back detached: CRIU ends, and the tree's root becomes a child of the nearest subreaper."""
@@ -150,5 +151,7 @@ def restore(
         "--pidfile",
         RESTORE_PID,
         "--link-remap",
+        # Run between its stages; the restore goes on when it says so (native/gate).
+        *(["--action-script", str(script)] if script is not None else []),
         *extra,
     ]

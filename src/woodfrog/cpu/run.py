@@ -13,7 +13,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,11 +36,14 @@ def run(
     timeout_s: float,
     work_directory: Path,
     pass_fds: Sequence[int] = (),
+    variables: Mapping[str, str] | None = None,
 ) -> Finished:
-    """Run the program in `work_directory`; what it prints goes to a file there, and comes back cut to 4 KiB."""
+    """Run the program in `work_directory`; what it prints goes to a file there, and comes back cut to 4 KiB.
+    `variables`: of its environment, beside the few that it gets of ours."""
     begin = time.monotonic()
     output_path = work_directory / "criu.out"
     environment = {name: value for name, value in os.environ.items() if name in ("PATH", "TMPDIR", "LANG")}
+    environment |= variables or {}
     with open(output_path, "wb", opener=_private) as output:
         child = subprocess.Popen(
             [os.fspath(argument) for argument in arguments],

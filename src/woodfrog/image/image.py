@@ -107,11 +107,7 @@ class Image:
     ) -> None:
         """CRIU's files (those named in `only` that there are) as plain files in `directory`, which is the caller's and
         empty; each chunk is compared with its digest. Only CRIU's own. BadImageError."""
-        records = [
-            record
-            for record in self.cpu_files()
-            if not record.mapped_as and not record.lent_from and (only is None or record.path in only)
-        ]
+        records = [record for record in self.own_cpu_files() if only is None or record.path in only]
         for begin in range(0, len(records), FILES_AT_ONCE):
             batch = records[begin : begin + FILES_AT_ONCE]
             descriptors = [layout.create_file(directory, record.path) for record in batch]
@@ -129,6 +125,13 @@ class Image:
         offsets: Sequence[int] = (),
     ) -> None:
         """The contents of these files into the files of the caller's descriptors, at `offsets` (none: 0)."""
+        self.files_extraction(records, descriptors, offsets)(progress)
+
+    def files_extraction(
+        self, records: Sequence[FileRecord], descriptors: Sequence[int], offsets: Sequence[int] = ()
+    ) -> Callable[[Progress | None], None]:
+        """`extract_files` in two steps: the chunks have been found (and fetched) when this returns, and what it returns
+        moves them, on any thread, until `close`."""
         from woodfrog._native import transfer
 
         digests = b"".join(record.digests for record in records)
@@ -139,16 +142,26 @@ class Image:
             for descriptor, offset, record in zip(descriptors, offsets or [0] * len(records), records, strict=True)
             if record.size_bytes
         ]
-        if pieces:
-            transfer.extract_from_packs(
-                pieces,
-                digests,
-                located.locations,
-                located.packs,
-                chunk_bytes=self.manifest.chunk_bytes,
-                sizes=cut.sizes.tobytes(),
-                progress=progress,
-            )
+        sizes = cut.sizes.tobytes()
+
+        def extract(progress: Progress | None) -> None:
+            if pieces:
+                transfer.extract_from_packs(
+                    pieces,
+                    digests,
+                    located.locations,
+                    located.packs,
+                    chunk_bytes=self.manifest.chunk_bytes,
+                    sizes=sizes,
+                    progress=progress,
+                )
+
+        return extract
+
+    def own_cpu_files(self) -> list[FileRecord]:
+        """CRIU's files that it reads itself: without those that it is handed as memory. BadImageError as of
+        `cpu_files`."""
+        return [record for record in self.cpu_files() if not record.mapped_as and not record.lent_from]
 
     def cpu_files(self) -> Sequence[FileRecord]:
         """CRIU's files. BadImageError for an image without a CPU side."""

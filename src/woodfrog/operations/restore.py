@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from woodfrog.cpu import criu as criu_module
+from woodfrog.cpu import gate
 from woodfrog.cpu import images as criu_images
 from woodfrog.cpu.options import RESTORE_LOG
 from woodfrog.driver import features
@@ -30,6 +31,7 @@ from woodfrog.operations.checkpoint import end_tree
 from woodfrog.operations.context import Context
 from woodfrog.operations.control_files import RestoredFiles
 from woodfrog.operations.cpu_folder import CpuFolder
+from woodfrog.operations.cpu_pages import CpuPages
 from woodfrog.operations.data import GpuData, JointProgress, require_digests
 from woodfrog.operations.frozen import FrozenTarget, OnOneTarget
 from woodfrog.operations.history import LastImage
@@ -121,6 +123,7 @@ class Restore(OnOneTarget):
         self._rings: list[Space] = []
         self._arriving: Arriving | None = None
         self._cpu_folder: CpuFolder | None = None
+        self._cpu_pages: CpuPages | None = None
         self._control_files: RestoredFiles | None = None
         self._loan: LentMemory | None = None  # of an image with memory that the driver lent
         self._work: Path | None = None
@@ -324,13 +327,16 @@ class Restore(OnOneTarget):
         )
 
     def _extract(self) -> None:
-        """The CPU side where CRIU can read it, while the GPU's memory is filled."""
+        """The CPU side where CRIU can read it, while the GPU's memory is filled; its pages go on being filled."""
         from woodfrog._native import transfer
 
         assert self._cpu_folder is not None
+        image, directory = self._opened, self._cpu_folder.path
+        self._cpu_pages = pages = CpuPages(image, directory)
+        others = {record.path for record in image.own_cpu_files()} - pages.names
         extracting = transfer.Progress()
         with self.runner.counting("extract", JointProgress([extracting])):
-            self._opened.extract_cpu(self._cpu_folder.path, progress=extracting)
+            image.extract_cpu(directory, others, extracting)
         if not self._instance.number:
             criu_module.refuse_taken_numbers(criu_images.tasks(self._cpu_folder.path))
 
@@ -340,15 +346,21 @@ class Restore(OnOneTarget):
         assert self._work is not None
         assert self._cpu_folder is not None
         assert self._control_files is not None
-        notes, instance = self._notes, self._instance
+        assert self._cpu_pages is not None
+        notes, instance, pages = self._notes, self._instance, self._cpu_pages
         self._record = Record(
             self._context.keeper, restore_key(notes.pid, instance.record_number or notes.operation_id)
         )
         self._record.keep(notes, [])
         manifest = self._opened.manifest
         assert manifest.cpu is not None
+        if not gate.is_possible():
+            pages.wait()
         try:
-            with self._control_files.filled(self._opened) as inherited:
+            with (
+                self.runner.counting("cpu", JointProgress([pages.progress])),
+                self._control_files.filled(self._opened) as inherited,
+            ):
                 restored = self._criu.restore(
                     self._cpu_folder.path,
                     log_directory=self._work,
@@ -358,13 +370,16 @@ class Restore(OnOneTarget):
                     inherited=inherited,
                     namespace=instance.namespace,
                     changes=instance.changes,
+                    gate=pages.gate if gate.is_possible() else None,
                 )
                 self._restored = True
                 instance.found(self._context.reaper, restored, notes)
                 self._context.reaper.adopt(notes.tree)
         except WoodfrogError as failure:
             self._keep_log(failure)
+            pages.wait()  # their failure is what ended CRIU
             raise
+        self._cpu_folder.remove_aside()
         notes.start_ticks = _start_ticks(notes.pid)
         for member in notes.members:
             member.start_ticks = _start_ticks(member.pid)
@@ -466,6 +481,8 @@ class Restore(OnOneTarget):
             ring.free()
         if self._frozen is not None:
             self._frozen.close()
+        if self._cpu_pages is not None:
+            self._cpu_pages.close()
         if self._image is not None:
             self._image.close()
         if self._record is not None and (self.runner.committed or not self.runner.undo_failures):

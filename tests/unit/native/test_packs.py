@@ -145,7 +145,8 @@ def test_any_chunks_from_arena_or_file_come_back(
 
 @pytest.mark.parametrize("access", [os.O_RDWR, os.O_WRONLY])
 def test_files_in_memory_get_the_same_bytes_mapped_or_written(fd: int, access: int) -> None:
-    """Mapped where that is possible, which a file open for writing only is not; bytes around the pieces stay."""
+    """By many threads mapped where that is possible, which a file open for writing only is not. What is around the
+    pieces stays."""
     contents = [noise(64 * KIB, i) if i % 5 else bytes(64 * KIB) for i in range(160)]
     memory = os.memfd_create("out")
     os.pwrite(memory, b"\xee" * 9 * MIB, 0)
@@ -153,7 +154,9 @@ def test_files_in_memory_get_the_same_bytes_mapped_or_written(fd: int, access: i
     with filled(contents) as source:
         packed, _ = transfer.write_pack(fd, source.chunks, [source.arena])
         pieces = [(out, 555, 40 * 64 * KIB), (out, 5 * MIB + 1, 120 * 64 * KIB)]
-        transfer.extract_from_packs(pieces, source.digests, packing.locate(packed), {0: fd}, chunk_bytes=64 * KIB)
+        transfer.extract_from_packs(
+            pieces, source.digests, packing.locate(packed), {0: fd}, chunk_bytes=64 * KIB, threads=8
+        )
     first, second = b"".join(contents[:40]), b"".join(contents[40:])
     expected = b"\xee" * 555 + first + b"\xee" * (5 * MIB + 1 - 555 - len(first)) + second
     assert packing.content(memory) == expected

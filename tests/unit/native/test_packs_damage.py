@@ -112,15 +112,16 @@ def test_a_damaged_chunk_is_named_and_does_not_come_out(fd: int) -> None:
     for chunk in (90, 33):
         os.pwrite(fd, b"damage", written[chunk].offset + 1000)
     assert transfer.check_packs(*stored) == [33, 90]
-    out = os.memfd_create("out")
+    written_to, mapped = os.memfd_create("written"), os.memfd_create("mapped")  # by few threads, and by many
     with filled([bytes(size)]) as place:
         with pytest.raises(transfer.IntegrityError, match="chunk 33 does not have the digest") as caught:
             transfer.refill_arena_from_packs(place.arena, [(0, size)], *stored, chunk_bytes=64 * KIB)
         assert (caught.value.chunk, caught.value.code) == (33, -errno.EBADMSG)
-        with pytest.raises(transfer.IntegrityError, match="chunk 33 does not have the digest"):
-            transfer.extract_from_packs([(out, 0, size)], *stored, chunk_bytes=64 * KIB)
-    assert b"damage" not in packing.content(out)
-    os.close(out)
+        for out, threads in ((written_to, 2), (mapped, 8)):
+            with pytest.raises(transfer.IntegrityError, match="chunk 33 does not have the digest"):
+                transfer.extract_from_packs([(out, 0, size)], *stored, chunk_bytes=64 * KIB, threads=threads)
+            assert b"damage" not in packing.content(out)
+            os.close(out)
 
 
 @pytest.mark.parametrize(

@@ -65,12 +65,18 @@ def test_a_pack_that_does_not_fit_says_so_and_leaves_the_room(small_disk: Path, 
     assert free_bytes(small_disk) >= before - 64 * KIB
 
 
-def test_files_that_do_not_fit_say_so(small_disk: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("threads", [2, 8])
+def test_files_that_do_not_fit_say_so(small_disk: Path, tmp_path: Path, threads: int) -> None:
     contents = [noise(64 * KIB, i) for i in range(200)]
     with new_file(tmp_path) as pack, new_file(small_disk) as out, filled(contents) as source:
         packed, _ = transfer.write_pack(pack, source.chunks, [source.arena])
         with pytest.raises(transfer.TransferError) as caught:
             transfer.extract_from_packs(
-                [(out, 0, 200 * 64 * KIB)], source.digests, packing.locate(packed), {0: pack}, chunk_bytes=64 * KIB
+                [(out, 0, 200 * 64 * KIB)],
+                source.digests,
+                packing.locate(packed),
+                {0: pack},
+                chunk_bytes=64 * KIB,
+                threads=threads,
             )
         assert caught.value.code == -errno.ENOSPC
