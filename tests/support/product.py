@@ -323,6 +323,12 @@ class Product:
             )
             damage_chunk(store, digests[index : index + 32])
 
+    def damage_cpu_page(self, image: str) -> None:
+        """Change a byte of a chunk of the image's files of pages."""
+        with ImageRepository(self.store_path) as store, store.open(image) as opened:
+            pages = next(record for record in opened.cpu_files() if record.path.startswith("pages-"))
+            damage_chunk(store, pages.digests[-32:])
+
     def images(self) -> list[str]:
         """References of the images that verify; any other makes the test fail."""
         store = ImageRepository(self.store_path)

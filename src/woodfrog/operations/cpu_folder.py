@@ -46,8 +46,9 @@ class CpuFolder:
         self._remove()
 
     def _remove(self) -> None:
-        if self._store is not None:
-            self._store.tier.remove_directory(self.path)
+        store, self._store = self._store, None
+        if store is not None:
+            store.tier.remove_directory(self.path)
         shutil.rmtree(self.path, ignore_errors=True)
 
 

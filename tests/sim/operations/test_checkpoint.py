@@ -202,6 +202,18 @@ def test_damaged_data_is_refused_by_the_restore_that_meets_it_and_nothing_is_lef
     assert list(product.runtime.glob("restore-*")) == []
 
 
+def test_damaged_pages_end_the_restore_that_meets_them_before_a_process_is_there(product: Product) -> None:
+    target = product.run()
+    image = product.checkpoint(target, stop=True)["image"]
+    product.damage_cpu_page(image)
+    with pytest.raises(BadImageError, match="not what its manifest says"):
+        product.restore(image, target.log)
+    assert not target.alive
+    assert product.gpu_free_bytes() == product.gpu_total_bytes()
+    assert list(product.runtime.glob("restore-*")) == []
+    assert "pie" not in (product.runtime / "criu-restore.log").read_text()
+
+
 def test_an_image_that_lacks_chunks_is_refused_before_anything_starts(product: Product) -> None:
     target = product.run("--idle-kib", "4096")
     image = product.checkpoint(target, stop=True)["image"]

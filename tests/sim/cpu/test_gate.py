@@ -1,0 +1,115 @@
+"""A restore that begins before its files of pages are whole: CRIU makes nothing, and reads none of them, before."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from woodfrog.cpu import images
+from woodfrog.cpu.criu import Criu
+from woodfrog.cpu.gate import Gate
+from woodfrog.errors import WoodfrogError
+from woodfrog.target.reaper import Reaper
+
+from .programs import Program, Start, assert_gapless, end, wait_until
+
+
+def dump_without_pages(criu: Criu, program: Program, directory: Path) -> Path:
+    """The image in `directory`, its program ended and its files of pages empty; the folder that has them instead."""
+    dumped = criu.dump(program.pid, directory, leave_running=False)
+    program.kill_all()
+    aside = directory.with_name("aside")
+    aside.mkdir()
+    for path in list(dumped.directory.iterdir()):
+        if images.is_pages(path.name):
+            shutil.copyfile(path, aside / path.name)
+            os.truncate(path, 0)
+    assert sum(path.stat().st_size for path in aside.iterdir()) > 0
+    return aside
+
+
+def gates() -> list[int]:
+    """Processes that wait at a gate."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if (entry / "comm").read_text() == "woodfrog-gate\n":
+                    found.append(int(entry.name))
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+    return found
+
+
+def test_pages_that_come_while_criu_waits_are_what_is_restored(
+    criu: Criu, start: Start, reaper: Reaper, tmp_path: Path
+) -> None:
+    program = start()
+    program.wait_for_more(20)
+    aside = dump_without_pages(criu, program, tmp_path / "image")
+    gate = Gate()
+    before = []
+
+    def fill() -> None:
+        wait_until(lambda: bool(gates()), "CRIU at its gate")
+        before.extend(path for path in Path("/proc").iterdir() if path.name == str(program.pid))
+        for path in aside.iterdir():
+            with (tmp_path / "image" / path.name).open("r+b") as file:
+                file.write(path.read_bytes())
+        gate.open()
+
+    filling = threading.Thread(target=fill)
+    filling.start()
+    restored = criu.restore(tmp_path / "image", log_directory=tmp_path / "logs", timeout_s=60, gate=gate)
+    filling.join()
+    gate.close()
+    reaper.adopt([task.pid for task in restored.tasks])
+    assert before == [], "nothing of the tree was there before the gate opened"
+    program.wait_for_more(program.numbers()[-1] + 20)
+    assert_gapless(program)
+    end(restored)
+
+
+def test_a_gate_that_is_shut_ends_criu_with_nothing_restored(criu: Criu, start: Start, tmp_path: Path) -> None:
+    program = start()
+    program.wait_for_more(20)
+    dump_without_pages(criu, program, tmp_path / "image")
+    gate = Gate()
+    gate.shut()
+    with pytest.raises(WoodfrogError):
+        criu.restore(tmp_path / "image", log_directory=tmp_path / "logs", timeout_s=60, gate=gate)
+    gate.close()
+    assert not Path(f"/proc/{program.pid}").exists()
+    assert gates() == []
+
+
+RESTORES = """
+import sys
+from pathlib import Path
+from woodfrog.cpu.criu import find
+from woodfrog.cpu.gate import Gate
+find().restore(Path(sys.argv[1]), log_directory=Path(sys.argv[2]), timeout_s=600, gate=Gate())
+"""
+
+
+def test_criu_ends_with_nothing_restored_when_who_fills_the_pages_is_killed(
+    criu: Criu, start: Start, tmp_path: Path
+) -> None:
+    program = start()
+    program.wait_for_more(20)
+    dump_without_pages(criu, program, tmp_path / "image")
+    filler = subprocess.Popen([sys.executable, "-c", RESTORES, str(tmp_path / "image"), str(tmp_path / "logs")])
+    wait_until(lambda: bool(gates()), "CRIU at its gate")
+    filler.send_signal(signal.SIGKILL)
+    filler.wait()
+    wait_until(lambda: not gates(), "the end of what waited at the gate")
+    log = next((tmp_path / "logs").glob("*/restore.log"))
+    wait_until(lambda: "Aborting restore due to pre-restore script" in log.read_text(), "CRIU's giving up")
+    assert not Path(f"/proc/{program.pid}").exists()
