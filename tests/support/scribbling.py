@@ -10,15 +10,16 @@ from scribbler import Scribbler
 
 from woodfrog._native import transfer
 from woodfrog.image.image import Image
+from woodfrog.image.manifest import member_of
 from woodfrog.image.repository import ImageRepository
 
 CHUNK = 64 << 10  # the store's default
 LARGEST = 3 << 20
 
 
-def contents(image: Image, scratch: Path) -> dict[int, bytes]:
-    """The application's allocations out of an image, by address, from the packs. Of memory that several handles share
-    those of the one that stands for it."""
+def contents(image: Image, scratch: Path, process: int = 0) -> dict[int, bytes]:
+    """The allocations of a process (by its place among those that use the GPU) out of an image, by address, from the
+    packs. Of memory that several handles share those of the one that stands for it."""
     manifest = image.manifest
     paths = [scratch / f"handle-{handle.id:x}" for handle in manifest.handles]
     files = [path.open("w+b") for path in paths]
@@ -39,7 +40,7 @@ def contents(image: Image, scratch: Path) -> dict[int, bytes]:
     return {
         row.address: whole[row.handle][row.offset : row.offset + row.size]
         for row in manifest.allocations.rows()
-        if row.handle in whole
+        if row.handle in whole and member_of(row.handle) == process
     }
 
 

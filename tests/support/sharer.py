@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import select
+import signal
 from pathlib import Path
 
 from orders import Ordered
@@ -59,3 +62,11 @@ def check(job: Sharer, *workers: int) -> None:
     """All of these (left out: of all workers) have what `fill` gave them."""
     for worker in workers or range(len(job.pids)):
         assert job.order(worker, "check", "own", VALUES[worker]) == "ok"
+
+
+def kill(pid: int) -> None:
+    """Its end is over when this returns; its parent need not have noticed."""
+    pidfd = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGKILL)
+    select.select([pidfd], [], [])
+    os.close(pidfd)

@@ -280,11 +280,6 @@ class Checkpoint(FreezingOperation):
                 "the driver keeps this target's memory, so it cannot be read while the target runs",
                 advice="start it with `woodfrog run`, or leave out --precopy",
             )
-        if len(target.members) > 1:
-            raise RefusedError(
-                f"--precopy is for targets of one process, and {len(target.members)} of this one use the GPU",
-                advice="leave out --precopy",
-            )
         self._precopy = Precopy(self._context, target, self._writing, store_ahead=self._request.stop)
         self._precopy.run(self.runner, self._timeout_s)
         left_bytes = history.with_slack(self._precopy.last_bytes)

@@ -104,11 +104,16 @@ class FrozenTarget:
         """The target's work comes to rest: by its gates, or by the driver's lock when it has none of ours."""
         self.check_alive()
         self.quiesced_at = time.monotonic()
+        if self.notes.managed:
+            self._come_to_rest(timeout_s)
+            return
+        self.record.keep(self.notes, [])
+        side_by_side(self.members, lambda member: member.driver.lock(timeout_s))
+
+    def _come_to_rest(self, timeout_s: float) -> None:
+        """All gates closed, all work finished."""
         operation_id = self.notes.operation_id
-        if not self.notes.managed:
-            self.record.keep(self.notes, [])
-            side_by_side(self.members, lambda member: member.driver.lock(timeout_s))
-        elif len(self.members) > 1:
+        if len(self.members) > 1:
             self.cut = come_to_rest(self.members, operation_id, timeout_s)
             log.info("%s is at rest: %s", self.notes.name, self.cut)
         else:
@@ -116,37 +121,46 @@ class FrozenTarget:
 
     def peek(self, timeout_s: float) -> tuple[list[HandleNote], list[int], float]:
         """The target's memory as it is now, which it keeps: handles, a descriptor for each (the caller's to close), and
-        the seconds that it waited for that. It runs on, also after a failure. Of a target of one process only."""
+        the seconds that it waited for that, all of its processes at once. It runs on, also after a failure."""
         self.check_alive()
-        (member,) = self.members
-        link = member.link()
         begun = time.monotonic()
-        link.quiesce(self.notes.operation_id, timeout_s)
         fds: list[int] = []
         try:
-            with link.export_memory() as exported:
-                handles = member.take(exported)
-                fds = exported.fds.take()
+            self._come_to_rest(timeout_s)
+            handles = self._take_exports(fds)
             fault_point("precopy.peek.exported")
-            link.resume()
+            side_by_side(self.members, lambda member: member.link().resume())
         except BaseException:
-            link.close()  # by wire.h a target that still owns its memory then runs on by itself
+            self._let_go()
             close_all(fds)
             raise
         self.paused_s = time.monotonic() - begun
         return handles, fds, self.paused_s
 
+    def _let_go(self) -> None:
+        """Processes that still own their memory run on: by wire.h they do by themselves once nobody is connected."""
+        for member in self.members:
+            link = self.context.agents.link(member.pid)
+            if link is not None:
+                link.close()
+
     def export(self) -> None:
         """The target passes a descriptor for each allocation, and the keeper has them when this returns."""
+        self.fds = []
+        self.notes.handles = self._take_exports(self.fds)
+        self.record.keep(self.notes, self.fds)
+
+    def _take_exports(self, fds: list[int]) -> list[HandleNote]:
+        """What all processes export, numbered through; a descriptor for each handle is added to `fds`."""
         with ExitStack() as open_:
             exports = side_by_side(self.members, lambda member: open_.enter_context(member.link().export_memory()))
-            self.notes.handles = [
+            handles = [
                 handle
                 for member, exported in zip(self.members, exports, strict=True)
                 for handle in member.take(exported)
             ]
-            self.fds = [fd for exported in exports for fd in exported.fds.take()]
-        self.record.keep(self.notes, self.fds)
+            fds += [fd for exported in exports for fd in exported.fds.take()]
+        return handles
 
     def take_dirty(self) -> Tracked:
         """What the target may have written since its last image, as far as it follows its launches. Not `told` of

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from woodfrog.errors import RefusedError, TargetState, WoodfrogError
-from woodfrog.operations import room
+from woodfrog.operations import room, sharing
 from woodfrog.operations.context import Context
 from woodfrog.operations.data import close_all, plan_owners
 from woodfrog.operations.failure import explain
@@ -109,12 +109,6 @@ class Migrate(FreezingOperation):
                 advice="--gpu HERE, or --gpu THERE=HERE for one of several",
                 pid=surveyed.pid,
             )
-        if self._request.precopy and len(surveyed.members) > 1:
-            raise RefusedError(
-                f"--precopy is for targets of one process, and {len(surveyed.members)} of this one use the GPU",
-                advice="leave out --precopy",
-                pid=surveyed.pid,
-            )
         room.require_host(surveyed.control_state_bytes, "the driver's checkpoint of the target", surveyed.pid)
         for device in surveyed.devices:
             new = placement.devices[device.ordinal]
@@ -137,6 +131,7 @@ class Migrate(FreezingOperation):
         target = self._target
         handles, fds, _ = target.peek(self._timeout_s)
         try:
+            handles = sharing.numbered(target, handles, fds)
             moving = self._select(handles)
             self._ahead = twin = self._make_twin([handles[index] for index in moving])
             twin.source.import_all([fds[index] for index in moving])
@@ -148,6 +143,7 @@ class Migrate(FreezingOperation):
         with self.runner.counting(PRECOPY, progress):
             self._rounds.append(twin.move(progress))
             while len(self._rounds) < MOST_ROUNDS and self._rounds[-1] > SMALL_BYTES:
+                target.check_alive()
                 self._rounds.append(twin.move_changed(progress))
         twin.source.release()  # what the target frees from now on is free at once
         target.export_ahead()  # what it has allocated meanwhile

@@ -1,11 +1,12 @@
 """Rounds of hash and copy while the target runs, so that less is left to move once it is at rest.
 
-A short pause brings descriptors of the target's memory; the daemon maps it and reads it while the target goes on
-writing. What arrives may be torn, so it counts only for what it is: its digest is taken where it lies in the arena, and
-once the target is at rest a chunk with that digest need not move again. Nothing is trusted beyond that: whatever the
-target writes meanwhile, it cannot make an image wrong. Copies that turn out useless were only host memory. Where the
-target is to end, chunks that two rounds have seen the same are stored as well, so that it does not wait for the disk;
-what changes after all is left for a prune.
+A short pause brings descriptors of the target's memory, of all its processes at once, so that none waits for another
+with its gate open; the daemon maps it and reads it, on all GPUs side by side, while the target goes on writing. What
+arrives may be torn, so it counts only for what it is: its digest is taken where it lies in the arena, and once the
+target is at rest a chunk with that digest need not move again. Nothing is trusted beyond that: whatever the target
+writes meanwhile, it cannot make an image wrong. Copies that turn out useless were only host memory. Where the target is
+to end, chunks that two rounds have seen the same are stored as well, so that it does not wait for the disk; what
+changes after all is left for a prune.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from woodfrog.errors import NoSpaceError
 from woodfrog.faults import fault_point
 from woodfrog.image import chunks
 from woodfrog.image.writer import ImageWriter
+from woodfrog.operations import sharing
 from woodfrog.operations.context import Context
-from woodfrog.operations.data import GpuData, JointProgress, close_all, drain_pieces, split_positions
+from woodfrog.operations.data import DevicePart, GpuData, JointProgress, close_all, drain_pieces, split_positions
 from woodfrog.operations.frozen import FrozenTarget
 from woodfrog.operations.kept import Kept
 from woodfrog.operations.phases import Runner
@@ -106,13 +108,15 @@ class Precopy:
     def run(self, runner: Runner, timeout_s: float) -> None:
         """All rounds. The target waits at the beginning only, for `timeout_s` at most."""
         handles, fds, self.stats.pause_s = self._target.peek(timeout_s)
-        data = GpuData(self._context.devices, handles, self._target.notes.devices)
         try:
+            handles = sharing.numbered(self._target, handles, fds)
+            data = GpuData(self._context.devices, handles, self._target.notes.devices)
             data.import_all(fds)
         finally:
             close_all(fds)
         try:
             while not self._is_settled():
+                self._target.check_alive()
                 digests = self._hash(data, runner)
                 fault_point("precopy.round.hashed")
                 self._store_what_lasted(digests, runner)
@@ -158,27 +162,35 @@ class Precopy:
             return data.hash(self._writer.chunk_bytes, progress)
 
     def _copy(self, data: GpuData, digests: Sequence[bytes], runner: Runner) -> int:
-        """What neither the store nor the arena has, as far as there is room; how many bytes that were."""
+        """What neither the store nor the arena has, of each chunk one, as far as there is room; how many bytes that
+        were."""
         chunk_bytes, arenas = self._writer.chunk_bytes, self._context.arenas
         cuts = data.cuts(chunk_bytes)
         lacking = split_positions(self._writer.lacking_gpu(digests, cuts), cuts)
-        copied = 0
-        for part, cut, found, missing in zip(data.parts, cuts, digests, lacking, strict=True):
+        going: list[tuple[Space, array[int]] | None] = []
+        for found, missing in zip(digests, lacking, strict=True):
             again = self._index.missing(chunks.select_digests(found, missing))
             space = self._take_space(len(again), len(data.parts))
-            if space is None:
-                continue
-            positions = array("I", [missing[at] for at in again[: space.slots(chunk_bytes)]])
-            progress = JointProgress([Progress(cut.bytes_at(positions))])
-            with runner.counting(PHASE, progress):
-                pieces = data.pieces(part)
-                drain_pieces(pieces, positions, arenas, space, 0, chunk_bytes, progress.parts[0], background=True)
-            kept = Kept.in_slots(positions, cut, space, 0)
-            arrived = kept.hash(arenas, chunk_bytes)
+            positions = array("I", [missing[at] for at in again[: space.slots(chunk_bytes)]]) if space else array("I")
+            going.append((space, positions) if space else None)
+        sizes = [cut.bytes_at(one[1]) if one else 0 for cut, one in zip(cuts, going, strict=True)]
+        progress = JointProgress([Progress(size_bytes) for size_bytes in sizes])
+
+        def one_device(part: DevicePart, mine: Progress) -> tuple[bytes, Kept] | None:
+            one = going[part.number]
+            if one is None:
+                return None
+            space, positions = one
+            drain_pieces(data.pieces(part), positions, arenas, space, 0, chunk_bytes, mine, background=True)
+            kept = Kept.in_slots(positions, cuts[part.number], space, 0)
+            return kept.hash(arenas, chunk_bytes), kept
+
+        with runner.counting(PHASE, progress):
+            made = [one for one in data.each_device(one_device, progress) if one is not None]
+        for arrived, kept in made:
             self._index.add(arrived, kept)
-            self._arrived.append((arrived, kept))
-            copied += kept.size_bytes
-        return copied
+        self._arrived += made
+        return sum(kept.size_bytes for _, kept in made)
 
     def _take_space(self, slots: int, devices: int) -> Space | None:
         """Room for at most so many slots; None without any. Some is left, so that what remains can stream through."""

@@ -13,9 +13,8 @@ GPU open.
 
 from __future__ import annotations
 
-import itertools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -23,6 +22,7 @@ import msgspec
 from woodfrog.errors import RefusedError, TargetState
 from woodfrog.operations.frozen import FrozenTarget
 from woodfrog.operations.members import Member
+from woodfrog.operations.notes import HandleNote
 from woodfrog.target import procfs, same_file
 from woodfrog.target.memory import Shared
 
@@ -39,18 +39,12 @@ class Use:
     member: Member
     index: int  # of the handle, among the target's
     shared: Shared
+    fd: int
+    size_bytes: int
 
     @property
     def pid(self) -> int:
         return self.member.pid
-
-    @property
-    def fd(self) -> int:
-        return self.target.fds[self.index]
-
-    @property
-    def size_bytes(self) -> int:
-        return self.target.notes.handles[self.index].size
 
 
 def settle(targets: Sequence[FrozenTarget]) -> None:
@@ -59,32 +53,52 @@ def settle(targets: Sequence[FrozenTarget]) -> None:
     `targets`: all processes of the target that use a GPU, each exported and none released. RefusedError names the
     process that shares memory with one outside; then nothing has changed.
     """
-    uses = list(_uses(targets))
-    if not uses:
+    groups = _groups([use for target in targets for use in _uses(target, target.notes.handles, target.fds)])
+    if not groups:
         return
-    groups = [[uses[position] for position in group] for group in same_file.groups([use.fd for use in uses])]
     _require_inside(groups, targets)
-    numbers = itertools.count(1)
     changed: dict[int, FrozenTarget] = {}
-    for group in groups:
-        if len(group) == 1:
-            continue
-        number = next(numbers)
-        for use in group:
-            notes = use.target.notes
-            notes.handles[use.index] = msgspec.structs.replace(notes.handles[use.index], memory=number)
-            changed[notes.pid] = use.target
+    for use, number in _numbers(groups):
+        notes = use.target.notes
+        notes.handles[use.index] = msgspec.structs.replace(notes.handles[use.index], memory=number)
+        changed[notes.pid] = use.target
     for target in changed.values():
         target.record.update(target.notes)
 
 
-def _uses(targets: Iterable[FrozenTarget]) -> Iterator[Use]:
-    for target in targets:
-        index_of = {handle.handle: index for index, handle in enumerate(target.notes.handles)}
-        for member in target.members:
-            for shared in member.shared:
-                if shared.exports or shared.by_ipc or shared.imported:  # else host memory that nobody else has
-                    yield Use(target, member, index_of[shared.handle], shared)
+def numbered(target: FrozenTarget, handles: Sequence[HandleNote], fds: Sequence[int]) -> list[HandleNote]:
+    """`handles` of a target that runs on (`FrozenTarget.peek`) with the numbers of the memory that they share. Who else
+    may have it is looked at once it is at rest. RefusedError for memory that nobody can tell the size of."""
+    result = list(handles)
+    groups = _groups(list(_uses(target, handles, fds)))
+    inside = {target.notes.pid, *target.notes.tree}
+    for group in groups:
+        _require_exporter(group, inside)
+    for use, number in _numbers(groups):
+        result[use.index] = msgspec.structs.replace(result[use.index], memory=number)
+    return result
+
+
+def _uses(target: FrozenTarget, handles: Sequence[HandleNote], fds: Sequence[int]) -> Iterator[Use]:
+    index_of = {handle.handle: index for index, handle in enumerate(handles)}
+    for member in target.members:
+        for shared in member.shared:
+            if shared.exports or shared.by_ipc or shared.imported:  # else host memory that nobody else has
+                index = index_of[shared.handle]
+                yield Use(target, member, index, shared, fds[index], handles[index].size)
+
+
+def _groups(uses: Sequence[Use]) -> list[list[Use]]:
+    """Those of one memory together; each use is in one."""
+    return [[uses[position] for position in group] for group in same_file.groups([use.fd for use in uses])]
+
+
+def _numbers(groups: Sequence[Sequence[Use]]) -> Iterator[tuple[Use, int]]:
+    """A number from 1 on for each memory that several handles are."""
+    shared = [group for group in groups if len(group) > 1]
+    for number, group in enumerate(shared, 1):
+        for use in group:
+            yield use, number
 
 
 def _require_inside(groups: Sequence[Sequence[Use]], targets: Sequence[FrozenTarget]) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,17 +11,9 @@ from typing import Any
 
 import pytest
 from product import Product
-from sharer import check, fill
+from sharer import check, fill, kill
 
 from woodfrog.errors import TargetLostError, TargetState, WoodfrogError
-
-
-def kill(pid: int) -> None:
-    """Its end is over when this returns; its parent need not have noticed."""
-    pidfd = os.pidfd_open(pid)
-    os.kill(pid, signal.SIGKILL)
-    select.select([pidfd], [], [])
-    os.close(pidfd)
 
 
 @contextmanager
