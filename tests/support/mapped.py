@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from held import Holds
+from instances import wait_until_ended
 from product import Product
 from scribbler import Scribbler
 
@@ -38,6 +39,12 @@ class Mapped:
 
     def stop(self) -> None:
         self.image = self.product.checkpoint(self.target.process, stop=True)["image"]
+
+    def stop_here(self) -> None:
+        """The same of one that was restored."""
+        pid = self.target.process.pid
+        self.stop()
+        wait_until_ended(pid)
 
     def restore(self, mode: str = "mapped", **params: Any) -> dict[str, Any]:
         result: dict[str, Any] = self.product.call(

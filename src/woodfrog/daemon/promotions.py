@@ -99,6 +99,15 @@ class Promotions:
         with self._lock:
             return self._latest.get(root_pid)
 
+    def overtaken(self, root_pid: int) -> None:
+        """An operation has moved all memory of that target: what had stopped is of no use to anybody any more."""
+        with self._lock:
+            latest = self._latest.get(root_pid)
+            if latest is None or latest.state != STOPPED:
+                return
+            del self._latest[root_pid]
+        Record(self._context.keeper, promote_key(latest.notes.pid, latest.notes.start_ticks), exists=True).drop()
+
     def wait(self, promotion: Promotion, emit: Emit, cancellable: Callable[[Callable[[str], bool]], None]) -> None:
         """Until it has ended, passing its events on. Whoever cancels the call only ends the waiting."""
         stopped = threading.Event()

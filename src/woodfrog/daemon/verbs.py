@@ -217,7 +217,9 @@ class Verbs:
             self._require_running(target, "suspend")
             return Suspend(self._node.context, request, call.emit)
 
-        return self._run("suspend", target.root_pid, call, make)
+        result = self._run("suspend", target.root_pid, call, make)
+        self._node.promotions.overtaken(target.root_pid)
+        return result
 
     def resume(self, call: Call) -> dict[str, Any]:
         """A suspended target runs on; of a running one the promotion goes on that had stopped."""
@@ -276,7 +278,10 @@ class Verbs:
             self._require_running(target, "migrate")
             return Migrate(self._node.context, request, call.emit)
 
-        return self._run("migrate", target.root_pid, call, make)
+        result = self._run("migrate", target.root_pid, call, make)
+        if all(old != new for old, new in result["gpu_map"].items()):
+            self._node.promotions.overtaken(target.root_pid)
+        return result
 
     def wait(self, call: Call) -> dict[str, Any]:
         """Wait for the end of a restored target, whose parent is this daemon; its exit status where it is known."""
@@ -319,6 +324,7 @@ class Verbs:
         first, second = sorted((leaving.root_pid, coming.root_pid))  # of two switches each waits for the same one first
         with self._node.targets.one_at_a_time(first, "switch"):
             result = self._run("switch", second, call, make)
+        self._node.promotions.overtaken(leaving.root_pid)
         self._promote(switched[0].promotion)
         return result
 

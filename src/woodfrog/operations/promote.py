@@ -169,6 +169,7 @@ class Promote(OnOneTarget):
 
     def _survey(self) -> None:
         """What lies on host memory now, with descriptors of it."""
+        self._leave_out_dead()
         self._target.check_alive()
         for member in self._target.members:
             with member.link().hosted() as hosted:
@@ -193,11 +194,17 @@ class Promote(OnOneTarget):
                     if timeouts == MOST_TIMEOUTS or failure.details.get("status") != "timeout":
                         raise
                     pause_s = QUIESCE_TIMEOUT_S
+                except TargetLostError as lost:
+                    if not self._leave_out_dead():
+                        raise
+                    log.info("the promotion of %s goes on without a process of it: %s", self._target.notes.name, lost)
+                    pause_s = 0.0
                 if self._moving.cancelled.wait(GAP * pause_s if self._pieces else 0):
                     raise CancelledOperationError("the promotion was cancelled")
 
     def _commit(self) -> None:
         """What other processes share by now stays on host memory for good, and is nobody's business any more."""
+        self._leave_out_dead()
         self._leave_access()
         self._keep_profile()
         for member in self._target.members:
@@ -207,6 +214,19 @@ class Promote(OnOneTarget):
             self._record.drop()
             if self.stats.left_bytes:
                 self.stats.reason = "the application shares it with other processes"
+
+    def _leave_out_dead(self) -> bool:
+        """Processes that have ended are none of the target's any more; whether there are such, and others that live."""
+        target = self._target
+        living = [member for member in target.members if member.alive]
+        if not living or len(living) == len(target.members):
+            return False
+        for piece in self._pieces:
+            if piece.member not in living:
+                piece.close()
+        self._pieces = [piece for piece in self._pieces if piece.member in living]
+        target.members = living
+        return True
 
     # ── the order ───────────────────────────────────────────────────────────────────────────────────────────────
 
