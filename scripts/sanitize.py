@@ -128,7 +128,7 @@ def compile_parts(build: Path, sanitizer: Sanitizer) -> None:
         check=True,
         stdout=subprocess.DEVNULL,
     )  # fmt: skip
-    subprocess.run([tools / "ninja", "-C", build, "--quiet"], check=True)
+    subprocess.run([tools / "ninja", "-C", build, "-j2", "--quiet"], check=True)
 
 
 def link_package(build: Path) -> Path:

@@ -14,11 +14,14 @@ from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+
+from once import once
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 BUILD = ROOT / "build" / "kernels-tests"
-sys.path.insert(0, str(HERE))
-
 VARIANTS = [(architecture, level) for architecture in ("sm_80", "sm_90") for level in ("O0", "O3")]
 Compiled = Callable[[str, str, str], Path]
 
@@ -51,12 +54,7 @@ def compiled() -> Compiled:
         flags = ["-ptx", "-std=c++17", f"-arch={architecture}", *(["-Xcicc", "-O0"] if level == "O0" else [])]
         key = hashlib.sha256(source.read_bytes() + " ".join([compiler, *flags]).encode()).hexdigest()[:16]
         target = BUILD / "ptx" / f"{name}-{architecture}-{level}-{key}.ptx"
-        if not target.exists():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            unfinished = target.with_suffix(".unfinished")
-            run(compiler, *flags, source, "-o", unfinished)
-            unfinished.replace(target)
-        return target
+        return once(target, lambda: run(compiler, *flags, source, "-o", target))
 
     return compile_file
 
@@ -76,10 +74,5 @@ def recorder_program() -> Path:
     source = HERE / "recorder.cpp"
     key = hashlib.sha256(source.read_bytes() + header.read_bytes()).hexdigest()[:16]
     program = BUILD / f"recorder-{key}-{int(library.stat().st_mtime)}"
-    if not program.exists():
-        BUILD.mkdir(parents=True, exist_ok=True)
-        unfinished = program.with_suffix(".unfinished")
-        flags = ["-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{interpreter}"]
-        run("c++", *flags, source, library, "-lpthread", "-o", unfinished)
-        unfinished.replace(program)
-    return program
+    flags = ["-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{interpreter}"]
+    return once(program, lambda: run("c++", *flags, source, library, "-lpthread", "-o", program))

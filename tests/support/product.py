@@ -16,11 +16,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 from damage import damage_chunk
+from once import once, session_folder
 
 from woodfrog import launch
 from woodfrog._native import paths
@@ -116,9 +119,6 @@ class Product:
             "WOODFROG_RUNTIME_DIR": str(self.runtime),
             "WOODFROG_STORE": str(self.store_path),
             "WOODFROG_SIMGPU_MACHINE": self.root.name,  # GPUs of its own, whatever else runs here
-            # Hundreds of daemons start in these tests; where compiled modules are not kept, each would compile all.
-            "PYTHONDONTWRITEBYTECODE": "",
-            "PYTHONPYCACHEPREFIX": str(self.build / "pycache"),
             **self.environment,
         }
 
@@ -362,29 +362,32 @@ class Product:
         shutil.rmtree(self.root, ignore_errors=True)
 
 
-def build_targets(into: Path) -> Path:
-    """Compile the targets and the stepper's kernels; the folder with all of them. $WOODFROG_TEST_TARGETS: one that has
-    them already."""
+def build_targets(factory: pytest.TempPathFactory) -> Path:
+    """Compile the targets and the stepper's kernels, once for all tests; the folder with all of them.
+    $WOODFROG_TEST_TARGETS: one that has them already."""
     if ready := os.environ.get("WOODFROG_TEST_TARGETS"):
         return Path(ready)
-    if (into / "collective").exists():
-        return into  # another folder's tests of this session came first
-    nvcc = next((found for name in _NVCC if (found := shutil.which(name))), None)
-    command = [nvcc] if nvcc else [str(_wheel_nvcc())]
-    into.mkdir(parents=True, exist_ok=True)
-    for program in ("stepper", "launcher", "collective"):
-        ptx, source = into / f"{program}.ptx", TARGETS / f"{program}_kernels.cu"
-        subprocess.run([*command, "-ptx", "-arch=sm_90", "-o", str(ptx), str(source)], check=True)
-    for program in ("stepper", "scribbler", "launcher", "sharer", "collective"):
-        subprocess.run(
-            [
-                "g++", "-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{_cuda_include()}",
-                str(TARGETS / f"{program}.cpp"), "-o", str(into / program),
-                f"-L{paths.simgpu_dir()}", "-l:libcuda.so.1", "-pthread",
-            ],
-            check=True,
-        )  # fmt: skip
-    return into
+    folder = session_folder(factory) / "targets"
+    return once(folder, lambda: _compile_targets(folder))
+
+
+def _compile_targets(into: Path) -> None:
+    nvcc = next((found for name in _NVCC if (found := shutil.which(name))), None) or str(_wheel_nvcc())
+    into.mkdir(exist_ok=True)
+    commands = [
+        [nvcc, "-ptx", "-arch=sm_90", "-o", str(into / f"{program}.ptx"), str(TARGETS / f"{program}_kernels.cu")]
+        for program in ("stepper", "launcher", "collective")
+    ] + [
+        [
+            "g++", "-std=c++20", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{_cuda_include()}",
+            str(TARGETS / f"{program}.cpp"), "-o", str(into / program),
+            f"-L{paths.simgpu_dir()}", "-l:libcuda.so.1", "-pthread",
+        ]
+        for program in ("stepper", "scribbler", "launcher", "sharer", "collective")
+    ]  # fmt: skip
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # whoever else runs tests waits for this
+        for done in [pool.submit(subprocess.run, command, check=True) for command in commands]:
+            done.result()
 
 
 def new_root() -> Path:

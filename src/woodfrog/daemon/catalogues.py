@@ -24,7 +24,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from woodfrog.errors import RefusedError
-from woodfrog.kernels import triton_cache
 from woodfrog.target import procfs
 
 log = logging.getLogger(__name__)
@@ -95,6 +94,8 @@ class Catalogues:
                 self._in_hand.discard(image.stem)
 
     def _made(self, image: Path) -> None:
+        from woodfrog.kernels import triton_cache  # a fifth of a daemon's start, which few daemons need
+
         key = image.stem
         command = [sys.executable, "-m", "woodfrog.kernels.image_catalogue", str(self.folder), key]
         environment = {**os.environ, triton_cache.FOLDERS: os.pathsep.join(map(str, self._caches()))}
@@ -124,6 +125,8 @@ class Catalogues:
                 image.rename(image.with_suffix(".failed"))
 
     def _caches(self) -> list[Path]:
+        from woodfrog.kernels import triton_cache
+
         found: dict[Path, None] = {}
         for pid in self._pids():
             text = None

@@ -22,7 +22,7 @@ from woodfrog.cli.app import app
 
 @pytest.fixture(scope="session")
 def targets(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_targets(tmp_path_factory.getbasetemp() / "targets")
+    return build_targets(tmp_path_factory)
 
 
 @pytest.fixture

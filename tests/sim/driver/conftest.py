@@ -17,7 +17,9 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "support"))
 
+from once import once, session_folder
 from simulated import HERE, Controller, Machine, cuda_include, library_directory
 
 
@@ -40,19 +42,19 @@ def machine() -> Machine:
 @pytest.fixture(scope="session")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Compiles programs/NAME.cpp against the simulated driver, once."""
-    folder = tmp_path_factory.mktemp("programs")
+    folder = session_folder(tmp_path_factory) / "driver-programs"
 
     def build(name: str) -> Path:
         target = folder / name
-        if target.exists():
-            return target
+        return once(target, lambda: compile_program(name, target))
+
+    def compile_program(name: str, target: Path) -> None:
         compiler = shutil.which("g++") or shutil.which("c++")
         assert compiler is not None, "no C++ compiler"
         command = [compiler, "-std=c++20", "-O1", "-g", "-Wall", "-Wextra", "-o", str(target)]
         command += [str(HERE / "programs" / f"{name}.cpp"), *cuda_include(), "-pthread"]
         command += [f"-L{library_directory()}", "-l:libcuda.so.1"]
         subprocess.run(command, check=True, timeout=120)
-        return target
 
     return build
 

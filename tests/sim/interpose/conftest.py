@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "support"))
 
 import interposer_support as support
 from interposer_agents import Listener, Target
+from once import session_folder
 from product import Stepper
 from sharer import Sharer
 from sharing_job import Job
@@ -23,7 +24,7 @@ from sharing_job import Job
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder that compiled test programs go to."""
-    return tmp_path_factory.mktemp("interpose-programs")
+    return session_folder(tmp_path_factory) / "interpose-programs"
 
 
 @pytest.fixture(scope="session")

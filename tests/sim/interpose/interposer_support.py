@@ -11,6 +11,8 @@ import os
 import subprocess
 from pathlib import Path
 
+from once import once
+
 HERE = Path(__file__).resolve().parent
 PROGRAMS = HERE / "programs"
 
@@ -50,6 +52,10 @@ def cuda_include() -> Path:
 def compile_program(source: str, folder: Path, *options: str, link_driver: bool = True, output: str = "") -> Path:
     """Compiles a program of this folder, linked with the simulated driver as applications are with the real one."""
     program = folder / (output or Path(source).stem)
+    return once(program, lambda: _compile(source, program, options, link_driver=link_driver))
+
+
+def _compile(source: str, program: Path, options: tuple[str, ...], *, link_driver: bool) -> None:
     command = ["g++", "-std=c++20", "-O1", "-g", "-Wall", "-Wextra", "-Werror", f"-isystem{cuda_include()}",
                str(PROGRAMS / source), "-o", str(program), "-pthread", *options]  # fmt: skip
     if link_driver:
@@ -57,7 +63,6 @@ def compile_program(source: str, folder: Path, *options: str, link_driver: bool 
     bare = {key: value for key, value in os.environ.items() if not key.startswith("LD_")}
     built = subprocess.run(command, env=bare, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr
-    return program
 
 
 def sanitizer_libraries() -> list[str]:

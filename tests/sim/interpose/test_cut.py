@@ -31,7 +31,7 @@ WAYS = [(2, ()), (3, ()), (2, ("graph",)), (2, ("pace-us", "0")), (3, ("fill", "
 
 @pytest.fixture(scope="session")
 def targets(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_targets(tmp_path_factory.getbasetemp() / "targets")
+    return build_targets(tmp_path_factory)
 
 
 class Ranks:

@@ -20,7 +20,6 @@ def overhead(programs: Path) -> Path:
 @pytest.fixture(scope="session")
 def stub_folder(programs: Path) -> Path:
     folder = programs / "stub-overhead"
-    folder.mkdir()
     support.compile_program(
         "stub_driver.cpp", folder, "-O2", "-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-soname,libcuda.so.1",
         link_driver=False, output="libcuda.so.1",

@@ -23,7 +23,6 @@ def resolve(programs: Path) -> Path:
 def stub_driver(programs: Path) -> Path:
     """The folder of a libcuda.so.1 that is not the simulated one."""
     folder = programs / "stub"
-    folder.mkdir()
     support.compile_program(
         "stub_driver.cpp", folder, "-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-soname,libcuda.so.1",
         link_driver=False, output="libcuda.so.1",

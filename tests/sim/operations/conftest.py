@@ -15,7 +15,7 @@ from product import Product, build_targets, new_root
 
 @pytest.fixture(scope="session")
 def targets(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_targets(tmp_path_factory.getbasetemp() / "targets")
+    return build_targets(tmp_path_factory)
 
 
 @pytest.fixture
