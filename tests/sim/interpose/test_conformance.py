@@ -209,6 +209,11 @@ def test_calls_during_a_capture_look_the_same_to_the_application(
     same(pair, [*before, *inside, *(f"attributes {number} 0" for number in range(8))])
 
 
+def test_what_lies_in_a_context_that_lost_its_slot_is_no_leak(pair: Pair) -> None:
+    # The second takes the first's slot; when it is destroyed the first is current again.
+    same(pair, ["context 0 0", "context 0 0", "destroy 0", "alloc 0 1"])
+
+
 def test_contents_survive_what_happens_around_them(pair: Pair) -> None:
     calls = []
     for number in range(8):

@@ -31,6 +31,7 @@ std::map<int, Slot> memory, reservations, ordered;
 std::map<int, CUmemGenericAllocationHandle> handles;
 std::map<int, std::pair<int, size_t>> mappings; // reservation → (handle, bytes)
 std::map<int, CUcontext> contexts;
+std::vector<CUcontext> replaced; // contexts whose slot was taken by another: they may still become current
 std::map<int, void *> host;
 std::set<int> released; // handles: a number that was given up may be given out again, or not
 std::vector<CUmemGenericAllocationHandle> retained;
@@ -180,6 +181,8 @@ void reset() {
         cuMemAddressFree(slot.address, slot.size_bytes);
     for (const auto &[number, context] : contexts)
         cuCtxDestroy(context);
+    for (const CUcontext context : replaced)
+        cuCtxDestroy(context);
     cuCtxSetCurrent(nullptr);
     for (int device = 0; device < 2; ++device) {
         if (primary[device] != nullptr)
@@ -187,7 +190,7 @@ void reset() {
         cuDevicePrimaryCtxRetain(&primary[device], device);
     }
     memory.clear(), reservations.clear(), ordered.clear(), handles.clear(), mappings.clear(), contexts.clear();
-    host.clear(), released.clear(), retained.clear();
+    host.clear(), released.clear(), retained.clear(), replaced.clear();
     for (int device = 1; device >= 0; --device) {
         cuCtxSetCurrent(primary[device]);
         const size_t now = free_bytes();
@@ -324,8 +327,11 @@ void contexts_and_peers(const std::string &verb, std::istringstream &in) {
         CUcontext context = nullptr;
         const CUresult result = cuCtxCreate(&context, nullptr, 0, device);
         std::printf("%s", name_of(result));
-        if (result == CUDA_SUCCESS)
+        if (result == CUDA_SUCCESS) {
+            if (const auto before = contexts.find(a); before != contexts.end())
+                replaced.push_back(before->second);
             contexts[a] = context;
+        }
     } else if (verb == "use") {
         std::printf("%s", name_of(cuCtxSetCurrent(a < 0 ? primary[-1 - a] : contexts[a])));
     } else if (verb == "no_context") {
