@@ -38,25 +38,6 @@ def block_times(lines: Sequence[dict[str, Any]]) -> list[tuple[bool, float]]:
     return [(direct[block], statistics.fmean(times[block])) for block in sorted(times)]
 
 
-def ratios(results: harness.Results, case: str, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Members of the summary from a log with whole groups of blocks: see `calls`."""
-    blocks = block_times(lines)
-    ratios, equal = [], []
-    for first in range(0, len(blocks) - 3, 4):
-        (_, a), (_, b), (_, c), (_, d) = blocks[first : first + 4]
-        ratios.append((b + c) / (a + d))
-        equal += [a / d, b / c]
-        results.add(case=case, kind="within", through_s=[a, d], past_s=[b, c], ratio=ratios[-1])
-    low, high = interval(ratios)
-    equal_low, equal_high = interval(equal)
-    return {
-        f"{case}_within": statistics.median(ratios), f"{case}_within_low": low, f"{case}_within_high": high,
-        f"{case}_within_groups": len(ratios), f"{case}_within_equal": statistics.median(equal),
-        f"{case}_within_equal_low": equal_low, f"{case}_within_equal_high": equal_high,
-        f"{case}_within_step_s": statistics.median([a for direct, a in blocks if not direct]),
-    }  # fmt: skip
-
-
 def calls(
     results: harness.Results, budget: harness.Budget, case: str, target: str, options: Sequence[str], work: Path,
     *, steps: int, alternate: int,
@@ -78,7 +59,27 @@ def calls(
                 break
         lines = run.log.lines[:reached]
         places = int((run.log.start or {}).get("places", 0))
-    return {**ratios(results, case, lines), f"{case}_within_places": places}
+    return members_of(results, case, lines, places)
+
+
+def members_of(results: harness.Results, case: str, lines: Sequence[dict[str, Any]], places: int) -> dict[str, Any]:
+    """The members of `calls` from a target's lines, which begin with a group; a row for each group."""
+    blocks = block_times(lines)
+    ratios, equal = [], []
+    for first in range(0, len(blocks) - 3, 4):
+        (_, a), (_, b), (_, c), (_, d) = blocks[first : first + 4]
+        ratios.append((b + c) / (a + d))
+        equal += [a / d, b / c]
+        results.add(case=case, kind="within", through_s=[a, d], past_s=[b, c], ratio=ratios[-1])
+    low, high = interval(ratios)
+    equal_low, equal_high = interval(equal)
+    return {
+        f"{case}_within": statistics.median(ratios), f"{case}_within_low": low, f"{case}_within_high": high,
+        f"{case}_within_groups": len(ratios), f"{case}_within_equal": statistics.median(equal),
+        f"{case}_within_equal_low": equal_low, f"{case}_within_equal_high": equal_high,
+        f"{case}_within_step_s": statistics.median([a for direct, a in blocks if not direct]),
+        f"{case}_within_places": places,
+    }  # fmt: skip
 
 
 def memory(results: harness.Results, work: Path, options: Sequence[str]) -> dict[str, Any]:

@@ -13,9 +13,11 @@ torch.compile keeps what it makes in $TORCHINDUCTOR_CACHE_DIR. It needs a C++ co
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import driver_calls
 import protocol
 import transformer
 
@@ -136,39 +138,70 @@ class Model:
         self._last(x, self.head, self.token, self.logit, self.place, self.shape.positions)
 
 
+def choose_by_rule() -> None:
+    """Has torch.compile take one configuration of each kernel without measuring any: a measurement decides otherwise in
+    another process, and with it the order of sums, and it runs kernels as often as it likes."""
+    from torch._inductor import config
+
+    for name, value in (
+        ("max_autotune", False), ("max_autotune_pointwise", False), ("coordinate_descent_tuning", False),
+        ("dynamic_scale_rblock", False), ("triton.autotune_pointwise", False), ("triton.multi_kernel", 0),
+        ("deterministic", True),
+    ):  # fmt: skip
+        owner, _, attribute = name.rpartition(".")
+        place = getattr(config, owner) if owner else config
+        if hasattr(place, attribute):  # versions differ in what there is
+            setattr(place, attribute, value)
+
+
+def bits(tensors: Iterable[torch.Tensor]) -> int:
+    """The sum of all tensors' bits as integers."""
+    import torch
+
+    return sum(int(one.view(torch.int16).sum(dtype=torch.int64)) for one in tensors)
+
+
 def main() -> None:
     parser = protocol.parser(__doc__ or "", steps=1_000_000)
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--width", type=int, default=2048, help="a multiple of 512")
     parser.add_argument("--positions", type=int, default=1024)
     parser.add_argument("--tokens", type=int, default=8, help="of a step")
+    parser.add_argument("--alternate", type=int, default=0, help="past the interposer every so many steps")
     arguments = parser.parse_args()
     protocol.set_environment()
-    # Configurations are chosen by rule, not by measuring: the same bits in every run, and a quick start.
-    os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no tree of processes: there are few kernels
     log = protocol.Log(arguments.log, arguments.pace_ms, arguments.hold)
 
     import torch
 
+    choose_by_rule()
     shape = Shape(arguments.width, arguments.layers, arguments.positions)
     device = torch.device(arguments.device)
     with torch.inference_mode():
         model = Model(shape, device, arguments.seed, torch.bfloat16)
+        weights = bits([model.embedding, model.head, *(t for group in model.layers for t in group)])
         model.write_token()  # compiles
+        first_token = f"{int(model.token.item())}:{protocol.float_bits(float(model.logit.item()))}"
         tensors = model.tensors()
+        alternating = driver_calls.Alternating(arguments.alternate)
         log.start(
             "compiled_decode",
             sum(tensor.numel() * tensor.element_size() for tensor in tensors),
             layers=shape.layers,
             tokens_per_step=arguments.tokens,
+            places=alternating.places,
+            # Where processes differ, this tells whether it was so from the beginning.
+            weights=weights,
+            first_token=first_token,
         )
         for _ in range(arguments.steps):
+            alternating.begin()
             for _ in range(arguments.tokens):
                 model.write_token()
             token, logit = int(model.token.item()), float(model.logit.item())
-            log.step(f"{token}:{protocol.float_bits(logit)}")
-        checksum = sum(int(one.view(torch.int16).sum(dtype=torch.int64)) for pair in model.caches for one in pair)
+            log.step(f"{token}:{protocol.float_bits(logit)}", **alternating.end())
+        checksum = bits(one for pair in model.caches for one in pair)
     log.done(f"{checksum} {int(model.place.item())}")
 
 

@@ -17,6 +17,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import driver_calls
 import protocol
 import transformer
 from cuda_graph import captured
@@ -151,6 +152,7 @@ def main() -> None:
     parser.add_argument("--tokens-in", type=int, default=1155)
     parser.add_argument("--tokens-out", type=int, default=211)
     parser.add_argument("--burst", type=int, default=5, help="requests before it waits for SIGUSR1; 0: never")
+    parser.add_argument("--alternate", type=int, default=0, help="past the interposer every so many steps")
     arguments = parser.parse_args()
     protocol.set_environment()
     protocol.hold_signals()
@@ -173,15 +175,22 @@ def main() -> None:
         server = Server(shape, device, arguments.seed, getattr(torch, arguments.dtype))
         next_token = captured(server.write_token, server.device)
         tensors = server.tensors()
+        if arguments.alternate:  # what one request looks up must be looked up before its calls can be switched
+            server.read(torch.zeros(arguments.tokens_in, device=device, dtype=torch.long))
+            next_token()
+            server.token.item()
+        alternating = driver_calls.Alternating(arguments.alternate)
         log.start(
             "serve_transformer",
             sum(tensor.numel() * tensor.element_size() for tensor in tensors),
             parameters=sum(tensor.numel() for tensor in tensors) - server.cache.numel(),
             layers=shape.layers,
             width=shape.width,
+            places=alternating.places,
             tokens_per_step=arguments.tokens_out,
         )
         for _ in protocol.in_bursts(arguments.steps, arguments.burst):
+            alternating.begin()
             prompt = torch.randint(shape.vocabulary, (arguments.tokens_in,), generator=prompts).to(device)
             server.read(prompt)
             written = []
@@ -189,7 +198,8 @@ def main() -> None:
                 next_token()
                 written.append(int(server.token.item()))
             digest = hashlib.sha256(repr(written).encode()).hexdigest()[:16]
-            log.step(f"{digest}:{protocol.float_bits(float(server.logit.item()))}")
+            value = f"{digest}:{protocol.float_bits(float(server.logit.item()))}"
+            log.step(value, **alternating.end())
         checksum = int(server.cache.view(torch.int16).sum(dtype=torch.int64))
     log.done(f"{checksum} {server.position.tolist()}")
 

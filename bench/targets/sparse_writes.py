@@ -11,6 +11,7 @@ import random
 import zlib
 from typing import Any
 
+import driver_calls
 import protocol
 
 PLACE_BYTES = 64
@@ -30,6 +31,7 @@ def main() -> None:
     parser.add_argument("--writes", type=int, default=8, help="ranges that a step writes")
     parser.add_argument("--write-bytes", type=int, default=4096)
     parser.add_argument("--burst", type=int, default=5, help="steps before it waits for SIGUSR1")
+    parser.add_argument("--alternate", type=int, default=0, help="past the interposer every so many steps")
     arguments = parser.parse_args()
     protocol.hold_signals()
     log = protocol.Log(arguments.log, arguments.pace_ms, arguments.hold)
@@ -44,18 +46,23 @@ def main() -> None:
     buffers = [checked(driver.cuMemAlloc(size)) for _ in range(arguments.buffers)]
     for buffer in buffers:
         checked(driver.cuMemcpyHtoD(buffer, chosen.randbytes(size), size))
+    alternating = driver_calls.Alternating(arguments.alternate)
     log.start(
-        "sparse_writes", size * arguments.buffers, written_bytes_per_step=arguments.writes * arguments.write_bytes
+        "sparse_writes",
+        size * arguments.buffers,
+        written_bytes_per_step=arguments.writes * arguments.write_bytes,
+        places=alternating.places,
     )
     for _ in protocol.in_bursts(arguments.steps, arguments.burst):
         checksum = 0
+        alternating.begin()
         for _ in range(arguments.writes):
             number = chosen.randrange(len(buffers))
             offset = chosen.randrange((size - arguments.write_bytes) // PLACE_BYTES + 1) * PLACE_BYTES
             data = chosen.randbytes(arguments.write_bytes)
             checked(driver.cuMemcpyHtoD(int(buffers[number]) + offset, data, len(data)))
             checksum = zlib.crc32(data, zlib.crc32(f"{number} {offset}".encode(), checksum))
-        log.step(f"{checksum:08x}")
+        log.step(f"{checksum:08x}", **alternating.end())
     log.done("end")
 
 
