@@ -143,7 +143,7 @@ def wait_for(started: Started, budget: harness.Budget) -> None:
 
 
 def wait_for_catalogues(most_s: float) -> int:
-    """Waits until the daemon has made what targets have asked for, or makes no progress; returns how many it has not."""
+    """Waits until the daemon has made what targets have asked for, or makes no progress; how many it has not made."""
     from woodfrog.daemon import runtime_dir
 
     folder = runtime_dir.path() / "kernels"
@@ -345,8 +345,8 @@ def measure_launch(
         direct_ns = harness.median(line["direct_ns_per_launch"] for line in lines)
         low, high = within.interval(added)
         results.add(
-            case="launch", kind=name, not_made=waiting, direct_ns=direct_ns, **harness.Spread.of(added).members("added_ns"),
-            **launch_members(call.result), **call.members(),
+            case="launch", kind=name, not_made=waiting, direct_ns=direct_ns,
+            **harness.Spread.of(added).members("added_ns"), **launch_members(call.result), **call.members(),
         )  # fmt: skip
         median = harness.median(added)
         results.summary |= {f"launch_{name}_ns": median, f"launch_{name}_low": low, f"launch_{name}_high": high}

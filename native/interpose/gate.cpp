@@ -1,6 +1,7 @@
 // The slow sides of the gate: thread records, closing, waiting; see gate.hpp.
 #include "gate.hpp"
 
+#include "changes.hpp"
 #include "debug.hpp"
 
 #include <algorithm>
@@ -195,6 +196,7 @@ CloseResult gate_close(Deadline deadline, Straggler *straggler) {
 }
 
 void gate_open() {
+    note_change(); // whatever was done behind it
     g_gate.fetch_and(kUnprepared | kFenced, std::memory_order_seq_cst);
     futex_wake_all(&g_gate);
 }

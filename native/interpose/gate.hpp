@@ -14,6 +14,10 @@
 
 namespace woodfrog::interpose {
 
+namespace shadow {
+class Recent;
+}
+
 using Deadline = std::chrono::steady_clock::time_point;
 
 // One per thread that has called the driver. Written by its thread only; never freed, but used again after a thread's
@@ -28,6 +32,7 @@ struct alignas(64) ThreadRecord {
     std::atomic<bool> waiting{false};   // stopped by a closed gate
     std::atomic<uint32_t> admission{0}; // what an admitted thread may do and has done; the agent writes it too
     ThreadRecord *next = nullptr;
+    shadow::Recent *recent = nullptr; // the thread's own; stays with the record
 };
 
 namespace detail {

@@ -83,6 +83,14 @@ template <typename Notes> class GraphTable {
         return found->second.whole;
     }
 
+    // Calls visit(const Whole &) for what is known of executable graphs that were launched.
+    template <typename Visit> static void each_whole(const Visit &visit) {
+        std::lock_guard lock(all().mutex);
+        for (const auto &[executable, known] : all().executables)
+            if (known.whole != nullptr)
+                visit(*known.whole);
+    }
+
     // Around the driver's functions of these names.
     static constexpr auto kInstantiated = [](CUgraphExec *executable, CUgraph graph, auto...) {
         take(*executable, graph);

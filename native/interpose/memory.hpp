@@ -5,6 +5,7 @@
 #pragma once
 
 #include "block.hpp"
+#include "changes.hpp"
 #include "contexts.hpp"
 #include "slab.hpp"
 #include "virtual_memory.hpp"
@@ -32,14 +33,14 @@ struct Memory {
     std::mutex mutex;
     std::unordered_map<CUcontext, std::unique_ptr<Context>> contexts;
     std::vector<std::unique_ptr<Context>> gone_contexts;
-    std::map<CUdeviceptr, std::unique_ptr<Block>> blocks; // in use; by address
-    std::map<CUdeviceptr, Allocation> allocations;        // by address
-    std::set<std::pair<size_t, Block *>> slabs_by_room;   // (largest free piece, slab block): blocks with room
-    std::set<std::pair<size_t, Block *>> pools_by_room;   // likewise of blocks that large allocations share
+    CountedMap<CUdeviceptr, std::unique_ptr<Block>> blocks; // in use; by address
+    std::map<CUdeviceptr, Allocation> allocations;          // by address
+    std::set<std::pair<size_t, Block *>> slabs_by_room;     // (largest free piece, slab block): blocks with room
+    std::set<std::pair<size_t, Block *>> pools_by_room;     // likewise of blocks that large allocations share
     std::vector<Allocation> put_off;         // freed during a capture: in no table, their memory still in `blocks`
     std::list<std::unique_ptr<Block>> spare; // free blocks kept for reuse, oldest first
     std::map<CUmemGenericAllocationHandle, std::unique_ptr<VirtualHandle>> virtual_handles; // by our number
-    std::map<CUdeviceptr, VirtualMapping> virtual_mappings;                                 // by address
+    CountedMap<CUdeviceptr, VirtualMapping> virtual_mappings;                               // by address
 
     // Where a block that allocations share is listed while it has room.
     std::set<std::pair<size_t, Block *>> &by_room(const Block &block) {

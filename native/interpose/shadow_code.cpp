@@ -6,6 +6,7 @@
 #include "shadow_code.hpp"
 
 #include "capture.hpp"
+#include "changes.hpp"
 #include "shadow_dirty.hpp"
 #include "shadow_image.hpp"
 
@@ -52,6 +53,12 @@ Kernel *new_kernel(std::string name, std::string image, CUmodule module, CUlibra
     return kernel;
 }
 
+// Held by whoever changes which kernel a handle is.
+struct Changing {
+    std::unique_lock<std::shared_mutex> lock{code().mutex};
+    Changing() { note_change(); }
+};
+
 template <typename Predicate> void forget_kernels(Predicate gone) { // with the lock held
     std::erase_if(code().functions, [&](const auto &entry) { return gone(*entry.second); });
     std::erase_if(code().kernels, [&](const auto &entry) { return gone(*entry.second); });
@@ -62,7 +69,7 @@ void loaded_module(CUmodule module, std::string image, CUlibrary library = nullp
     if (WF_DRIVER(cuCtxGetCurrent)(&loaded.context) != CUDA_SUCCESS ||
         WF_DRIVER(cuCtxGetDevice)(&loaded.device) != CUDA_SUCCESS)
         loaded = {{}, library, nullptr, -1}; // whose end would not be seen: as if it had no PTX
-    std::unique_lock lock(code().mutex);
+    const Changing changing;
     Loaded &known = code().modules[module];
     if (known.library == nullptr || known.library != library) // a library's module may be asked for again and again
         forget_kernels([&](const Kernel &kernel) { return kernel.module == module; });
@@ -70,19 +77,19 @@ void loaded_module(CUmodule module, std::string image, CUlibrary library = nullp
 }
 
 void loaded_library(CUlibrary library, std::string image) {
-    std::unique_lock lock(code().mutex);
+    const Changing changing;
     forget_kernels([&](const Kernel &kernel) { return kernel.library == library; });
     code().libraries[library] = std::move(image);
 }
 
 void module_leaves(CUmodule module) {
-    std::unique_lock lock(code().mutex);
+    const Changing changing;
     code().modules.erase(module);
     forget_kernels([&](const Kernel &kernel) { return kernel.module == module; });
 }
 
 void library_leaves(CUlibrary library) {
-    std::unique_lock lock(code().mutex);
+    const Changing changing;
     code().libraries.erase(library);
     std::erase_if(code().modules, [&](const auto &entry) { return entry.second.library == library; });
     forget_kernels([&](const Kernel &kernel) { return kernel.library == library; });
@@ -90,7 +97,7 @@ void library_leaves(CUlibrary library) {
 
 // Modules end with their context.
 template <typename Predicate> void contexts_leave(Predicate gone) {
-    std::unique_lock lock(code().mutex);
+    const Changing changing;
     forget_kernels([&](const Kernel &kernel) {
         if (kernel.module == nullptr)
             return false;
@@ -118,6 +125,7 @@ void add_function(CUfunction function, CUmodule module, const char *name) {
     std::unique_lock lock(code().mutex);
     const auto found = code().modules.find(module);
     if (found == code().modules.end() || name == nullptr) {
+        note_change();
         code().functions.erase(function);
         return;
     }
@@ -125,6 +133,7 @@ void add_function(CUfunction function, CUmodule module, const char *name) {
     if (const auto known = code().functions.find(function);
         known != code().functions.end() && known->second->module == module && known->second->name == name)
         return;
+    note_change();
     code().functions[function] = new_kernel(name, found->second.image, module, found->second.library);
 }
 
@@ -132,12 +141,14 @@ void add_kernel(CUkernel kernel, CUlibrary library, const char *name) {
     std::unique_lock lock(code().mutex);
     const auto found = code().libraries.find(library);
     if (found == code().libraries.end() || name == nullptr) {
+        note_change();
         code().kernels.erase(kernel);
         return;
     }
     if (const auto known = code().kernels.find(kernel);
         known != code().kernels.end() && known->second->library == library && known->second->name == name)
         return;
+    note_change();
     code().kernels[kernel] = new_kernel(name, found->second, nullptr, library);
 }
 
@@ -340,7 +351,7 @@ constexpr auto kFunction = [](CUfunction *function, CUmodule module, const char 
     add_function(*function, module, name);
 };
 constexpr auto kFunctions = [](CUfunction *functions, unsigned count, CUmodule) {
-    std::unique_lock lock(code().mutex);
+    const Changing changing;
     for (unsigned i = 0; i < count; ++i)
         code().functions.erase(functions[i]);
 };
@@ -372,7 +383,7 @@ constexpr auto kLibraryKernels = [](CUkernel *kernels, unsigned count, CUlibrary
     }
 };
 constexpr auto kKernelFunction = [](CUfunction *function, CUkernel kernel) {
-    std::unique_lock lock(code().mutex);
+    const Changing changing;
     const auto found = code().kernels.find(kernel);
     if (found == code().kernels.end())
         code().functions.erase(*function);

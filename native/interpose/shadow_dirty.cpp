@@ -1,6 +1,7 @@
 // The bits; see shadow_dirty.hpp.
 #include "shadow_dirty.hpp"
 
+#include "changes.hpp"
 #include "memory.hpp"
 
 #include <algorithm>
@@ -211,6 +212,7 @@ DirtyReport report_dirty(uint64_t operation, const std::vector<Region> &regions)
     }
     g_everything.store(all.current.everything, std::memory_order_release);
     g_epoch.fetch_add(1, std::memory_order_acq_rel);
+    note_change();
     all.pending_operation = operation;
 
     DirtyReport report;

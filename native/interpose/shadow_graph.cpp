@@ -1,4 +1,5 @@
 // Graphs: what the nodes of an executable graph may write (graph_writes.hpp) is noted as a whole at each launch.
+#include "changes.hpp"
 #include "graph_writes.hpp"
 #include "shadow_copy.hpp"
 #include "shadow_dirty.hpp"
@@ -100,12 +101,21 @@ struct Notes {
 using Table = GraphTable<Notes>;
 
 void launched(CUgraphExec executable) {
+    const uint64_t now = changes(); // before anything that depends on what is counted
     const std::shared_ptr<const GraphWrites> writes = Table::writes_of(executable);
     if (writes == nullptr) {
         counts().launches.fetch_add(1, std::memory_order_relaxed);
         return wrote_everything("a graph that came in an unknown way");
     }
     counts().launches.fetch_add(writes->kernels.size(), std::memory_order_relaxed);
+    if (writes->told_at.load(std::memory_order_acquire) == now) {
+        writes->again.fetch_add(1, std::memory_order_relaxed);
+        counts().covered.fetch_add(static_cast<int64_t>(writes->covered.load(std::memory_order_relaxed)),
+                                   std::memory_order_relaxed);
+        if (const Kernel *without = writes->without.load(std::memory_order_relaxed); without != nullptr)
+            wrote_everything(without->why, without->name.c_str());
+        return;
+    }
     size_t covered = 0;
     const Kernel *without = nullptr;
     for (const auto &[kernel, function] : writes->kernels) {
@@ -116,8 +126,15 @@ void launched(CUgraphExec executable) {
             ++covered;
     }
     counts().covered.fetch_add(static_cast<int64_t>(covered), std::memory_order_relaxed);
-    if (without != nullptr)
+    const auto told = [&] {
+        writes->covered.store(covered, std::memory_order_relaxed);
+        writes->without.store(without, std::memory_order_relaxed);
+        writes->told_at.store(now, std::memory_order_release);
+    };
+    if (without != nullptr) {
+        told();
         return wrote_everything(without->why, without->name.c_str());
+    }
     if (!writes->everything.empty())
         return wrote_everything("a graph", writes->everything.c_str());
     if (everything_marked())
@@ -125,13 +142,19 @@ void launched(CUgraphExec executable) {
     GraphRecord record;
     auto own = std::make_unique<const std::shared_ptr<const GraphWrites>>(writes);
     record.writes = own.get();
-    if (submit(sizeof(record), [&](unsigned char *to) { memcpy(to, &record, sizeof(record)); }))
+    if (submit(sizeof(record), [&](unsigned char *to) { memcpy(to, &record, sizeof(record)); })) {
         static_cast<void>(own.release()); // the reader frees it
+        told();
+    }
 }
 
 constexpr auto kLaunched = [](CUgraphExec executable, CUstream) { launched(executable); };
 
 } // namespace
+
+void add_graph_counts() {
+    Table::each_whole([](const GraphWrites &writes) { writes.add_counts(); });
+}
 
 Overrides graph_overrides() {
     return {

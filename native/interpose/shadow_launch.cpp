@@ -1,6 +1,6 @@
 // Launches, noted with copies of their arguments.
 #include "shadow_dirty.hpp"
-#include "shadow_records.hpp"
+#include "shadow_recent.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -46,28 +46,58 @@ void write_launch_record(Kernel *kernel, const LaunchArguments &launch, size_t r
         return;
     }
     memset(block, 0, record.parameters_bytes); // padding: equal launches are equal bytes
-    for (size_t i = 0; i < kernel->parameters.size(); ++i)
-        memcpy(block + kernel->parameters[i].offset_bytes, launch.parameters[i], kernel->parameters[i].size_bytes);
+    void *const *parameter = launch.parameters;
+    for (const ParameterPlace &place : kernel->parameters) {
+        unsigned char *there = block + place.offset_bytes;
+        const void *from = *parameter++;
+        if (place.size_bytes == 8) // nearly all are addresses or numbers: copied without a call
+            memcpy(there, from, 8);
+        else if (place.size_bytes == 4)
+            memcpy(there, from, 4);
+        else
+            memcpy(there, from, place.size_bytes);
+    }
 }
 
 namespace {
 
+void count(std::atomic<uint64_t> &one) { // only its own thread adds
+    one.store(one.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+}
+
 void launched(const LaunchArguments &launch) {
-    counts().launches.fetch_add(1, std::memory_order_relaxed);
-    Kernel *kernel = kernel_of(launch.function);
-    if (kernel == nullptr)
+    Recent *recent = Recent::of_this_thread();
+    if (recent == nullptr)
+        return wrote_everything("there is no memory to follow launches");
+    // Before anything that depends on what is counted.
+    const uint64_t now = changes();
+    Recent::Known *known = recent->find(launch.function, now);
+    if (known == nullptr) {
+        counts().launches.fetch_add(1, std::memory_order_relaxed);
         return wrote_everything("a kernel that came in an unknown way");
-    kernel->launches.fetch_add(1, std::memory_order_relaxed);
-    if (!has_template(kernel, launch.function))
+    }
+    Kernel *kernel = known->kernel.load(std::memory_order_relaxed);
+    count(known->launches);
+    if (!known->has_template)
         return wrote_everything(kernel->why, kernel->name.c_str());
     if (!is_unbounded(*kernel))
-        counts().covered.fetch_add(1, std::memory_order_relaxed);
+        count(known->covered);
     if (everything_marked())
         return;
-    const size_t size_bytes = lay_out(kernel, launch.function) ? launch_record_bytes(*kernel, launch) : 0;
+    const size_t size_bytes = launch_record_bytes(*kernel, launch);
     if (size_bytes == 0)
         return wrote_everything("a launch whose arguments cannot be told", kernel->name.c_str());
-    submit(size_bytes, [&](unsigned char *to) { write_launch_record(kernel, launch, size_bytes, to); });
+    if (size_bytes > Recent::kLargestRecord) {
+        submit(size_bytes, [&](unsigned char *to) { write_launch_record(kernel, launch, size_bytes, to); });
+        return;
+    }
+    alignas(16) unsigned char record[Recent::kLargestRecord + 8];
+    memset(record + size_bytes / 8 * 8, 0, 8); // the rest of the last word
+    write_launch_record(kernel, launch, size_bytes, record);
+    if (recent->has(record, size_bytes, now))
+        return;
+    if (submit(size_bytes, [&](unsigned char *to) { memcpy(to, record, size_bytes); }))
+        recent->add(record, size_bytes, now);
 }
 
 struct Sink {

@@ -27,13 +27,30 @@ struct LaunchRecord {
     uint32_t grid[3] = {}, block[3] = {};
 };
 
-// What one graph may write when it is launched. Not changed once it is launched; shared by the executable graph and the
-// records of its launches.
+// What one graph may write when it is launched. Not changed once it is launched, but for what is kept of its launches;
+// shared by the executable graph and the records of its launches.
 struct GraphWrites {
     uint64_t number = 0;                             // never used again
     std::vector<std::vector<unsigned char>> records; // ranges and launches
     std::vector<std::pair<Kernel *, CUfunction>> kernels;
     std::string everything; // why it may write anywhere, empty: it does not
+
+    // While the count of changes() is `told_at`, another launch tells nothing new: it was recorded, or writes
+    // everything as `without` has no template. Such launches are counted in `again`, and added to those of its kernels
+    // later.
+    mutable std::atomic<uint64_t> told_at{0}, again{0};
+    mutable std::atomic<size_t> covered{0}; // kernels with a template, then
+    mutable std::atomic<const Kernel *> without{nullptr};
+
+    GraphWrites() = default;
+    GraphWrites(const GraphWrites &) = delete;
+    GraphWrites &operator=(const GraphWrites &) = delete;
+    ~GraphWrites() { add_counts(); }
+    void add_counts() const {
+        if (const uint64_t launches = again.exchange(0, std::memory_order_relaxed); launches != 0)
+            for (const auto &[kernel, function] : kernels)
+                kernel->launches.fetch_add(launches, std::memory_order_relaxed);
+    }
 };
 
 struct GraphRecord {
@@ -61,6 +78,9 @@ template <typename Fill> bool submit(size_t size_bytes, Fill fill) {
         wake_worker();
     return true;
 }
+
+// shadow_graph.cpp: adds what is counted of graphs to their kernels' launches.
+void add_graph_counts();
 
 // Counted for the daemon.
 struct Counts {

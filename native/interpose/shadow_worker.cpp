@@ -2,13 +2,13 @@
 //
 // It makes no driver call and holds no descriptor; it sleeps until the ring is an eighth full. Whoever evaluates holds
 // g_evaluation. Launches that were evaluated since the last report and are made again, byte for byte, mark nothing new
-// and are left out.
+// and are left out: most of them by the thread that launches (shadow_recent.hpp), the rest here.
 #include "shadow_worker.hpp"
 
 #include "debug.hpp"
 #include "devices.hpp"
 #include "shadow_dirty.hpp"
-#include "shadow_records.hpp"
+#include "shadow_recent.hpp"
 #include "thread.hpp"
 #include "wire.h"
 
@@ -255,6 +255,8 @@ Report take_report(uint64_t operation, Deadline deadline) {
     }
     if (const char *why = device_that_writes(); why != nullptr)
         mark_everything_for_good(why);
+    Recent::add_counts();
+    add_graph_counts();
     report.kernels = take_kernel_uses(WF_MAX_ENTRIES); // before the epoch moves on
     report.dirty = report_dirty(operation, owned_regions());
     report.launches = counts().launches.exchange(0, std::memory_order_relaxed);
