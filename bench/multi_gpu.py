@@ -342,12 +342,11 @@ def train_ratio(results: harness.Results, arguments: Any) -> dict[str, Any]:
         steps = 4 * WITHIN_BLOCK * groups
         job.reach(steps, arguments.start_s + 40)
         log = job.logs[0]
-        members = within.ratios(results, "train", log.lines[:steps])
-        places = (log.start or {})["places"]
+        members = within.members_of(results, "train", log.lines[:steps], int((log.start or {})["places"]))
     finally:
         job.end()
     results.summary |= {"train_ratio": members["train_within"], **members}
-    return {**members, "places": places}
+    return members
 
 
 def pinned_copies() -> dict[str, Any]:
