@@ -93,6 +93,10 @@ class Followed:
         parameters = struct.pack("<QIII", to, first, count, value)
         self.target.launch(self.own, "put", parameters, grid=(2, 1, 1), block=(32, 1, 1), how=how)
 
+    def count(self, to: int) -> None:
+        """Adds to what is there: the same launch writes something else each time."""
+        self.target.launch(self.own, "count_both", struct.pack("<Q", to), block=(32, 1, 1))
+
     def end(self) -> None:
         self.target.order("end")
 
@@ -136,6 +140,7 @@ STEPS = st.one_of(
     st.tuples(st.just("copy"), st.sampled_from(COPIES), PLACE, PLACE),
     st.tuples(st.just("value"), PLACE, PLACE),
     st.tuples(st.just("count"), PLACE),
+    st.tuples(st.just("repeat"), PLACE),
     st.tuples(st.just("graph"), PLACE, PLACE),
     st.tuples(st.just("again"), PLACE),
     st.tuples(st.just("update"), PLACE, PLACE, PLACE),
@@ -153,6 +158,7 @@ class Player:
         self.target = followed.target
         self.graphs: list[set[int]] = []  # what their nodes name: it is not freed
         self.mapped: dict[int, int] = {}
+        self.counted: set[int] = set()  # addresses given to count_both, also of memory that is gone
 
     def play(self, verb: str, *numbers: Any) -> None:
         getattr(self, verb)(*numbers)
@@ -206,7 +212,14 @@ class Player:
 
     def count(self, place: int) -> None:
         address, _ = self._some(place, 512)
-        self.target.launch(self.followed.own, "count_both", struct.pack("<Q", address), block=(32, 1, 1))
+        self.counted.add(address)
+        self.followed.count(address)
+
+    def repeat(self, place: int) -> None:
+        """A launch that was made before, byte for byte; it writes something else each time."""
+        sizes = {**self.target.sizes, **self.mapped}
+        if known := sorted(address for address in self.counted if sizes.get(address, 0) >= 512):
+            self.followed.count(known[place % len(known)])
 
     def _capture(self, to: int, source: int) -> set[int]:
         (there, room), (here, _size) = self._some(to, 512), self._some(source, 512)
@@ -358,6 +371,49 @@ def test_more_launches_than_fit_the_ring_count_as_everything(
     assert "more launches" in result["unclean_reason"]
     one.put(one.large)
     assert one.check()["clean_bytes"] > 0
+    one.end()
+
+
+def test_a_launch_that_is_made_again_is_told_again_after_each_report(followed: Product) -> None:
+    one = Followed(followed)
+    one.check()
+    for _ in range(3):
+        one.count(one.large)
+        one.count(one.large)
+        result = one.check()
+        assert (result["launches"], result["covered_launches"]) == (2, 2)
+        assert result["clean_bytes"] == result["gpu_bytes"] - CHUNK
+    one.end()
+
+
+def test_a_launch_that_is_made_again_is_told_again_in_memory_that_came_since(followed: Product) -> None:
+    """New memory at an old address: told clean it would keep the digests of what was there."""
+    one = Followed(followed)
+    again = one.target.alloc(LARGE)
+    one.check()
+    for _ in range(3):
+        one.count(again)
+        one.target.free(again)
+        assert one.target.alloc(LARGE) == again
+        one.count(again)
+        assert one.check()["unclean_reason"] == ""
+        one.count(again)
+        assert one.check()["covered_launches"] == 1
+    one.end()
+
+
+def test_a_graph_launched_again_is_told_again_after_each_report(followed: Product) -> None:
+    one = Followed(followed)
+    one.target.order("capture")
+    one.count(one.large)
+    number = int(one.target.order("captured"))
+    one.check()
+    for _ in range(3):
+        one.target.order("again", number)
+        one.target.order("again", number)
+        result = one.check()
+        assert (result["launches"], result["covered_launches"]) == (2, 2)
+        assert result["clean_bytes"] == result["gpu_bytes"] - CHUNK
     one.end()
 
 
