@@ -13,13 +13,13 @@ same server needs for that when it runs anyway (the forward pass) is measured be
 * eager_over_floor             the restore's call over what cannot be less: CRIU's and the driver's restore of the same
                                program with next to no data (phases cpu and control), or the bytes over the speed of
                                pinned copies, whichever is larger; the worse of the models, image in memory
-* speedup_vs_driver            first token after a restore of the same program without the interposer (woodfrog then
-                               leaves all memory to the driver and CRIU), over eager
+* speedup_vs_driver            first token after a restore of the same program without woodfrog: the driver's checkpoint
+                               of all data, CRIU, and back (driver_and_criu.py), over eager
 * speedup_vs_fresh_start       first token of the program started anew (its weights are made on the GPU, not read from
                                anywhere), over eager. standby_speedup_… likewise, over standby held in GPU memory
 
-The last three are of the largest model that was measured. On a machine without a GPU: the simulated driver's folder in
-LD_LIBRARY_PATH and --quick.
+The last two are of the largest model that was measured; with the model's name behind, of that one. On a machine without
+a GPU: the simulated driver's folder in LD_LIBRARY_PATH and --quick.
 """
 
 from __future__ import annotations
@@ -29,20 +29,38 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import driver_and_criu
 import driver_baseline
 import harness
 import target_process
 import woodfrog_calls
 
 GOALS = {"standby_first_token_ms": "<= 100", "eager_over_floor": "<= 1.1"}
-HOLDS = ("device", "host", "mapped")
-MODES = ("eager", "mapped", "ordered")
 FORWARDS = 5  # forward passes of the running server that are measured
+
+
+@dataclass(frozen=True)
+class Way:
+    """A mode of restore, or with `standby` a hold; how long one takes without the data, until the process has ended."""
+
+    name: str
+    expected_s: float
+    standby: bool = False
+
+    @property
+    def label(self) -> str:
+        return f"standby {self.name}" if self.standby else self.name
+
+
+EAGER = Way("eager", 3.0)
+MAPPED, ORDERED = Way("mapped", 4.5), Way("ordered", 4.5)
+HELD = Way("device", 4.0, standby=True), Way("host", 4.0, standby=True)
+HELD_MAPPED = Way("mapped", 5.0, standby=True)
 
 
 @dataclass(frozen=True)
@@ -157,36 +175,44 @@ class Coldstart:
             woodfrog.rm(image)
         self.floor_s = harness.median(values)
 
-    def woodfrog(self, model: Model, disk: Path | None = None) -> None:
-        """Each mode from memory, then from standby in each of its ways; with `disk` the modes from there instead."""
+    def woodfrog(self, model: Model, ways: Sequence[Way], disk: Path | None = None) -> None:
+        """These ways from memory; with `disk`, from there."""
         import woodfrog
 
-        mine = self.measured.setdefault(model.label, Measured())
         with self._stopped(model, f"coldstart-{model.label}") as (target, image):
+            store: Path | None = None
             if disk is not None:
                 woodfrog.push(image, disk)
-                for mode in MODES:
-                    for repetition in range(self.repetitions(mode)):
-                        if repetition and not self.budget.allows(15):
-                            break
-                        forget_cached(disk)
-                        self._restore(target, model, image, mode, repetition, tier="disk", store=disk)
-                        end(target)
+                store = disk
+            for way in ways:
+                self._way(target, model, image, way, store)
+            if disk is not None:
                 shutil.rmtree(disk)
-            else:
-                for mode in MODES:
-                    for repetition in range(self.repetitions(mode)):
-                        self._restore(target, model, image, mode, repetition, tier="ram")
-                        end(target)
-                for hold in HOLDS:
-                    for repetition in range(self.arguments.repetitions):
-                        begin_s = time.time()
-                        woodfrog.standby(image, hold=hold)
-                        made_s = time.time() - begin_s
-                        self._restore(target, model, image, hold, repetition, tier="ram", standby_made_s=made_s)
-                        end(target)
             woodfrog.rm(image)
-        assert mine.gpu_bytes
+
+    def _way(self, target: target_process.TargetRun, model: Model, image: str, way: Way, store: Path | None) -> None:
+        """Its repetitions, as far as the time allows; the first tells how long the others take."""
+        import woodfrog
+
+        tier = "ram" if store is None else "disk"
+        expected_s = 0.5 if self.arguments.quick else way.expected_s + 0.2 * model.gib
+        for repetition in range(self.repetitions(way)):
+            if not self.budget.allows(expected_s):
+                self.results.add(
+                    kind="woodfrog", model=model.label, way=way.label, tier=tier, repetition=repetition,
+                    not_measured="the time budget was used up",
+                )  # fmt: skip
+                return
+            begin_s = time.time()
+            more: dict[str, Any] = {}
+            if way.standby:
+                woodfrog.standby(image, hold=way.name)
+                more["standby_made_s"] = time.time() - begin_s
+            if store is not None:
+                forget_cached(store)
+            self._restore(target, model, image, way, repetition, tier=tier, store=store, **more)
+            end(target)
+            expected_s = time.time() - begin_s
 
     def fresh(self, model: Model) -> None:
         """The program started anew: its first step comes without a request."""
@@ -197,33 +223,44 @@ class Coldstart:
             target.wait_start()
             target.wait_step(1)
             seconds = float(target.log.lines[0]["time_s"]) - begin_s
-        self.measured[model.label].fresh_s = seconds
+        self.measured.setdefault(model.label, Measured()).fresh_s = seconds
         self.results.add(kind="fresh start", model=model.label, first_token_s=seconds)
 
     def driver(self, model: Model) -> None:
-        """The same program without the interposer: the driver keeps its memory, CRIU writes and reads it."""
-        import woodfrog
-
-        with target_process.plain(
-            model.target, model.options, self.arguments.work, f"coldstart-driver-{model.label}"
-        ) as target:
+        """The driver and CRIU alone, without woodfrog."""
+        mine = self.measured.setdefault(model.label, Measured())
+        try:
+            driver_and_criu.require_room(int(model.gib * harness.GIB))
+        except driver_and_criu.NoRoomError as failure:
+            self.results.add(kind="driver and CRIU", model=model.label, not_measured=str(failure))
+            return
+        with (
+            driver_and_criu.session() as reaper,
+            target_process.plain(
+                model.target, model.options, self.arguments.work, f"coldstart-driver-{model.label}"
+            ) as target,
+        ):
             target.wait_start()
             target.wait_step(1)
-            image = woodfrog.checkpoint(target.pid, stop=True, compress="none").image
-            target.wait_ended()
-            call = woodfrog_calls.timed(woodfrog.restore, image)
-            phases = self._adopt(target, call)
-            seconds = first_token_s(target, call.begin_s)
-            end(target)
-            woodfrog.rm(image)
-        self.measured[model.label].driver_s = seconds
-        self.results.add(
-            kind="driver and CRIU", model=model.label, first_token_s=seconds, call_s=call.call_s, phases_s=phases
-        )
+            with driver_and_criu.saved(target, model.label) as image:
+                seconds = []
+                for repetition in range(self.arguments.driver_repetitions):
+                    if repetition and not self.budget.allows(seconds[-1] + 3):
+                        break
+                    handle, back = driver_and_criu.restore(reaper, image)
+                    target.adopt(handle)
+                    seconds.append(first_token_s(target, back.begin_s))
+                    end(target)
+                    self.results.add(
+                        kind="driver and CRIU", model=model.label, repetition=repetition, first_token_s=seconds[-1],
+                        saved={**asdict(image), "folder": ""}, **asdict(back),
+                    )  # fmt: skip
+        mine.driver_s = harness.median(seconds)
 
-    def repetitions(self, mode: str) -> int:
+    def repetitions(self, way: Way) -> int:
         """Fewer of what has no goal: the time on a GPU is short."""
-        return self.arguments.repetitions if mode == "eager" else min(3, self.arguments.repetitions)
+        most = self.arguments.repetitions
+        return most if way.name in ("eager", "device", "host") else min(3, most)
 
     # ── shared ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -244,20 +281,19 @@ class Coldstart:
         return {name: round(seconds, 6) for name, seconds in call.result.details.phases.items()}
 
     def _restore(
-        self, target: target_process.TargetRun, model: Model, image: str, way: str, repetition: int, *, tier: str,
+        self, target: target_process.TargetRun, model: Model, image: str, way: Way, repetition: int, *, tier: str,
         store: Path | None = None, **more: Any,
     ) -> None:  # fmt: skip
-        """One restore to its first token, and until its data is on the GPU. `way`: a mode, or a hold of standby."""
+        """One restore to its first token, and until its data is on the GPU."""
         import woodfrog
 
         mine = self.measured.setdefault(model.label, Measured())
-        standby = "standby_made_s" in more
-        mode = way if not standby else "eager"
-        call = woodfrog_calls.timed(woodfrog.restore, image, store=store, standby=standby, mode=mode)
+        mode = "eager" if way.standby else way.name
+        call = woodfrog_calls.timed(woodfrog.restore, image, store=store, standby=way.standby, mode=mode)
         phases = self._adopt(target, call)
         details = call.result.details
-        if (found := details.standby or details.mode) != way:
-            raise target_process.TargetError(f"wanted {way}, and the restore was {found}")
+        if (found := details.standby or details.mode) != way.name:
+            raise target_process.TargetError(f"wanted {way.label}, and the restore was {found}")
         seconds = first_token_s(target, call.begin_s)
         settled_s = call.call_s
         if details.promotion is not None:
@@ -269,16 +305,16 @@ class Coldstart:
             mine.longest_pause_s = max(mine.longest_pause_s, promotion.longest_pause_s)
         mine.gpu_bytes = details.bytes
         if tier == "ram" and repetition:  # the first one populates the arena
-            if standby:
-                mine.standby_s.setdefault(way, []).append(seconds)
+            if way.standby:
+                mine.standby_s.setdefault(way.name, []).append(seconds)
             else:
-                mine.mode_s.setdefault(way, []).append(seconds)
-                mine.settled_s.setdefault(way, []).append(settled_s)
-            if way == "eager":
+                mine.mode_s.setdefault(way.name, []).append(seconds)
+                mine.settled_s.setdefault(way.name, []).append(settled_s)
+            if way is EAGER:
                 mine.eager_s.append(seconds)
                 mine.eager_call_s.append(call.call_s)
         self.results.add(
-            kind="woodfrog", model=model.label, way=f"standby {way}" if standby else way, tier=tier,
+            kind="woodfrog", model=model.label, way=way.label, tier=tier,
             repetition=repetition, first_token_s=seconds, beyond_forward_s=seconds - mine.forward_s,
             settled_s=settled_s, call_s=call.call_s, phases_s=phases, gpu_bytes=details.bytes,
             cpu_bytes=details.cpu_bytes, **more,
@@ -306,10 +342,10 @@ class Coldstart:
                 eager_s = harness.median(mine.eager_s)
                 device_s = harness.median(mine.standby_s["device"]) if "device" in mine.standby_s else 0.0
                 for against, seconds in (("driver", mine.driver_s), ("fresh_start", mine.fresh_s)):
-                    if seconds:
-                        summary[f"speedup_vs_{against}"] = seconds / eager_s
-                        if device_s:
-                            summary[f"standby_speedup_vs_{against}"] = seconds / device_s
+                    for name, divisor in (("speedup", eager_s), ("standby_speedup", device_s)):
+                        if seconds and divisor:
+                            summary[f"{name}_vs_{against}"] = seconds / divisor
+                            summary[f"{name}_vs_{against}_{label}"] = seconds / divisor
         if ratios:
             summary["eager_over_floor"] = max(ratios)
 
@@ -346,29 +382,41 @@ class _Stopped:
 
 
 def parts(bench: Coldstart, arguments: Any) -> Iterable[tuple[str, Model, float, Any]]:
-    """What is measured, the most important first: name, model, the seconds that it may take, and how."""
-    floor, (large, big) = models(quick=arguments.quick)
+    """What is measured, the most important first: name, model, the seconds until its first row, and how. A server of
+    PyTorch needs some 10 s to start, and one second more for every GiB of its weights."""
+    floor, models_here = models(quick=arguments.quick)
+    wanted = [model for model in models_here if model.label in arguments.models]
     disk = arguments.disk
-    slow = 0.05 if arguments.quick else 1.0
-    yield "floor", floor, 20 * slow, lambda: bench.floor(floor)
-    yield "woodfrog", large, 70 * slow, lambda: bench.woodfrog(large)
-    yield "fresh start", large, 20 * slow, lambda: bench.fresh(large)
-    yield "woodfrog", big, 160 * slow, lambda: bench.woodfrog(big)
-    yield "fresh start", big, 30 * slow, lambda: bench.fresh(big)
-    yield "driver and CRIU", large, 40 * slow, lambda: bench.driver(large)
-    yield "woodfrog from disk", large, 60 * slow, lambda: bench.woodfrog(large, disk)
-    yield "driver and CRIU", big, 110 * slow, lambda: bench.driver(big)
-    yield "woodfrog from disk", big, 150 * slow, lambda: bench.woodfrog(big, disk)
+
+    def seconds(starts: float, model: Model, per_gib: float) -> float:
+        return starts * (0.05 if arguments.quick else 1.0) + per_gib * model.gib
+
+    yield "floor", floor, seconds(18, floor, 0), lambda: bench.floor(floor)
+    for model in wanted:
+        yield "woodfrog", model, seconds(20, model, 1.5), lambda model=model: bench.woodfrog(model, (EAGER, *HELD))
+        yield "fresh start", model, seconds(12, model, 1), lambda model=model: bench.fresh(model)
+        yield "driver and CRIU", model, seconds(18, model, 4), lambda model=model: bench.driver(model)
+    for model in wanted[:1]:
+        more = (MAPPED, ORDERED, HELD_MAPPED)
+        yield "woodfrog", model, seconds(20, model, 1.5), lambda model=model, more=more: bench.woodfrog(model, more)
+    for model in wanted:
+        ways = (EAGER, MAPPED, ORDERED)
+        yield (
+            "woodfrog from disk", model, seconds(25, model, 3),
+            lambda model=model, ways=ways: bench.woodfrog(model, ways, disk),
+        )  # fmt: skip
 
 
 def main() -> int:
     """Returns the exit status: 0 if eager and standby restores of the first model were measured."""
     parser = harness.parser(__doc__ or "", budget_s=480)
     parser.add_argument("--repetitions", type=int, default=4, help="the first is not in the summary")
+    parser.add_argument("--driver-repetitions", type=int, default=3, help="of restores by the driver and CRIU alone")
+    parser.add_argument("--models", nargs="+", choices=("large", "8b"), default=["large", "8b"])
     parser.add_argument("--disk", type=Path, default=harness.REPOSITORY / "build" / "bench-disk-images")
     arguments = parser.parse_args()
     if arguments.quick:
-        arguments.repetitions = 2
+        arguments.repetitions, arguments.driver_repetitions = 2, 2
 
     bench = Coldstart(harness.Results("coldstart"), harness.Budget(arguments.budget_s), arguments)
     bench.ceiling = driver_baseline.copy_ceiling((64 << 20) if arguments.quick else 4 * harness.GIB)
