@@ -42,7 +42,8 @@ class Changes:
         if len({self.ports.get(port, port) for port in known}) < len(known):
             raise _refused(f"two of the image's ports ({', '.join(map(str, sorted(known)))}) would become one", "")
         wanted = [replace(one, port=self.ports.get(one.port, one.port)) for one in there]
-        taken = [one for one in wanted if any(one.is_met_by(other) for other in _listening_here())]
+        here = _listening_here() if wanted else []  # slow: see time_wait.free
+        taken = [one for one in wanted if any(one.is_met_by(other) for other in here)]
         if taken:
             raise _refused(
                 f"TCP port {min(one.port for one in taken)}, which the target listens on, is in use",

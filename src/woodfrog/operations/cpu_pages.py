@@ -53,6 +53,7 @@ class CpuPages:
     def _fill(self, extract: Callable[[Progress | None], None]) -> None:
         try:
             extract(self.progress)
+            self._close_files()  # their memory is given back once they are unlinked, not when the restore ends
             self.gate.open()
         except BaseException as failure:  # noqa: BLE001 (told to who waits, whatever it is)
             self._failure = failure
@@ -72,6 +73,9 @@ class CpuPages:
         if self._thread is not None:
             self._thread.join()
         self.gate.close()
+        self._close_files()
+
+    def _close_files(self) -> None:
         fds, self._fds = self._fds, []
         for fd in fds:
             os.close(fd)

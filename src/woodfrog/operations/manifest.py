@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import platform
 import time
@@ -142,6 +143,7 @@ class Draft:
         return self.numbers.get(pid, pid)
 
 
+@functools.cache
 def version() -> str:
     """woodfrog's own version."""
     try:
