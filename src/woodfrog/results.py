@@ -97,6 +97,7 @@ class RestoreResult(_Jsonable):
     cpu_bytes: int = 0
     verified: bool = False
     phases: dict[str, float] = field(default_factory=dict)
+    pages_wait_s: float = 0.0  # of the phase cpu, for which CRIU waited until its files of pages were whole
     warnings: list[str] = field(default_factory=list)
     standby: str = ""  # it was waiting already, with its data there: host, device
     mode: str = "eager"  # when it runs: eager (its data is on the GPU), mapped

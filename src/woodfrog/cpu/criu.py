@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from woodfrog.cpu import files, images, options, pid_namespace, processes
-from woodfrog.cpu.gate import VARIABLE, Gate
+from woodfrog.cpu.gate import VARIABLE, Gate, waited_s
 from woodfrog.cpu.pid_namespace import NewNamespace
 from woodfrog.cpu.processes import refuse_taken_numbers as refuse_taken_numbers  # part of this interface
 from woodfrog.cpu.reason import Kind, Reason, reason
@@ -65,6 +65,7 @@ class Restored:
     elapsed_s: float
     notes: list[str] = field(default_factory=list)
     init_pid: int = 0  # of a new PID namespace, its process 1, which is a child like the root otherwise
+    waited_s: float = 0.0  # of `elapsed_s`, at the gate
 
 
 @dataclass(frozen=True)
@@ -229,7 +230,7 @@ class Criu:
             init_pid = int(_log(work / pid_namespace.INIT_PID_FILE)) if namespace is not None else 0
             if log_directory is not None:
                 _keep_log(work / options.RESTORE_LOG, log_directory)
-        return Restored(pid, tasks, finished.elapsed_s, file_plan.notes, init_pid)
+        return Restored(pid, tasks, finished.elapsed_s, file_plan.notes, init_pid, waited_s(log))
 
 
 def find() -> Criu:

@@ -8,13 +8,22 @@ can write, so when that process dies CRIU ends with nothing restored.
 from __future__ import annotations
 
 import os
+import re
 
-VARIABLE = "WOODFROG_GATE"  # native/gate/gate.c
+# native/gate/gate.c
+VARIABLE = "WOODFROG_GATE"
+_WAITED = re.compile(r"^woodfrog-gate: waited ([0-9.]+) s$", re.MULTILINE)
 
 
 def is_possible() -> bool:
     """Whether CRIU's script may open CRIU's descriptors: not where CRIU has rights that its user has not."""
     return os.geteuid() == 0
+
+
+def waited_s(log: str) -> float:
+    """How long CRIU, whose log that is, waited at its gate."""
+    found = _WAITED.search(log)
+    return float(found[1]) if found else 0.0
 
 
 class Gate:

@@ -128,6 +128,7 @@ class Restore(OnOneTarget):
         self._loan: LentMemory | None = None  # of an image with memory that the driver lent
         self._work: Path | None = None
         self._restored = False  # the tree is there
+        self._pages_wait_s = 0.0  # CRIU's, for its files of pages
         self._on_host: dict[int, int] = {}  # the NUMA nodes of handles, by index, that are to be promoted
         self._promoting: Record | None = None
         self._instance = Instance()
@@ -373,6 +374,7 @@ class Restore(OnOneTarget):
                     gate=pages.gate if gate.is_possible() else None,
                 )
                 self._restored = True
+                self._pages_wait_s = restored.waited_s
                 instance.found(self._context.reaper, restored, notes)
                 self._context.reaper.adopt(notes.tree)
         except WoodfrogError as failure:
@@ -532,6 +534,7 @@ class Restore(OnOneTarget):
             "state": TargetState.RUNNING,
             "log": self._notes.log_path,
             "phases": dict(self.runner.times),
+            "pages_wait_s": self._pages_wait_s,
             "bytes": self._plan.gpu_bytes,
             "cpu_bytes": self._plan.cpu_bytes,
             "verified": self._request.verify,

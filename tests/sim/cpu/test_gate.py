@@ -72,6 +72,7 @@ def test_pages_that_come_while_criu_waits_are_what_is_restored(
     gate.close()
     reaper.adopt([task.pid for task in restored.tasks])
     assert before == [], "nothing of the tree was there before the gate opened"
+    assert 0 < restored.waited_s < restored.elapsed_s
     program.wait_for_more(program.numbers()[-1] + 20)
     assert_gapless(program)
     end(restored)
