@@ -161,6 +161,7 @@ def woodfrog_row(log: target_process.Log, call: woodfrog_calls.Timed, marks: Mar
         "stall_beyond_floor_s": result.stall_s - result.driver_s - result.stall_parts.get("cpu", 0.0),
         "stall_parts_s": result.stall_parts,
         "driver_s": result.driver_s,
+        "stall_detail_ms": stall_detail_ms(result),
         "lost_s": log.lost_s(call.begin_s, call.end_s, usual_s),
         "drained_after_s": max(0.0, drained_s - resumed_s),
         "drain_speed": speed(log, resumed_s, drained_s, usual_s),
@@ -172,6 +173,34 @@ def woodfrog_row(log: target_process.Log, call: woodfrog_calls.Timed, marks: Mar
         "gpu_handles": result.gpu_handles,
         "gpu_new_bytes": result.gpu_new_bytes,
         "ring": result.ring,
+    }
+
+
+def stall_detail_ms(result: Any) -> dict[str, Any]:
+    """Where the stall beyond the driver's own checkpoint went. `daemon`: its thread by part, and `between` them (phases
+    begin and end there); parts named after a message include the agent's share, which `agents` has by command and by what
+    it was spent on, with how often in brackets. `calls`: of all of it, the driver's calls for the handles."""
+    detail = result.stall_detail
+    if not detail:
+        return {}
+    parts = {name: 1e3 * seconds for name, seconds in detail["daemon"].items()}
+    waited_s = result.stall_s - result.driver_s - sum(result.stall_parts.get(name, 0.0) for name in ("cpu", "data"))
+    parts["between"] = 1e3 * waited_s - sum(parts.values())
+    agents: list[dict[str, dict[str, list[float]]]] = [
+        {
+            command: {spending: [round(1e3 * seconds, 3), count] for spending, (seconds, count) in spent.items()}
+            for command, spent in agent.items()
+        }
+        for agent in detail["agents"]
+    ]
+    calls = [
+        sum(spent[0] for row in agent.values() for spending, spent in row.items() if spending.endswith("_call"))
+        for agent in agents
+    ]
+    return {
+        "daemon": {name: round(value, 3) for name, value in parts.items()},
+        "agents": agents,
+        "calls": max(calls, default=0.0),
     }
 
 
@@ -226,6 +255,9 @@ def summarise(results: harness.Results, size_gib: float, rows: dict[tuple[str, b
         summary[f"stall_s_{label}"] = median(some, "stall_s")
         summary[f"driver_s_{label}"] = median(some, "driver_s")
         summary[f"gpu_handles_{label}"] = median(some, "gpu_handles")
+        if details := [row["stall_detail_ms"] for row in some if row["stall_detail_ms"]]:
+            summary[f"handle_calls_ms_{label}"] = harness.median(one["calls"] for one in details)
+            summary[f"between_ms_{label}"] = harness.median(one["daemon"]["between"] for one in details)
         summary[f"stall_beyond_floor_ms_{label}"] = 1e3 * median(some, "stall_beyond_floor_s")
         for interval, ratio in ratios(median(some, "lost_s")).items():
             summary[f"effective_ratio_{interval}_{label}"] = ratio

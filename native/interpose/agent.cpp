@@ -17,6 +17,7 @@
 #include "memory.hpp"
 #include "quiesce.hpp"
 #include "shadow_worker.hpp"
+#include "spent.hpp"
 #include "survey.hpp"
 #include "thread.hpp"
 #include "transport.hpp"
@@ -129,7 +130,7 @@ class Agent {
         Packet packet;
         for (;;) {
             std::string why;
-            switch (connection_.receive(&packet, &why)) {
+            switch (spent::timed(spent::What::waiting, [&] { return connection_.receive(&packet, &why); })) {
             case Connection::Received::closed:
                 return lost();
             case Connection::Received::malformed:
@@ -142,6 +143,7 @@ class Agent {
             }
             const Deadline began = now();
             const Type type = static_cast<Type>(packet.header.type);
+            spent::begin(type);
             if (type != Type::return_batch)
                 forget_return(); // the tables that it lists may change
             if (type == Type::return_batch) {
@@ -193,6 +195,8 @@ class Agent {
             return {};
         case Type::ping:
             return {};
+        case Type::spent:
+            return tell_spent(packet.header.sequence);
         case Type::control_memory:
             return prepare_control(packet);
         case Type::export_ahead:
@@ -335,6 +339,14 @@ class Agent {
         return {};
     }
 
+    Outcome tell_spent(uint64_t sequence) {
+        const std::vector<wire::Spent> rows = spent::all();
+        const bool sent =
+            connection_.send(Type::spent_batch, sequence, Status::ok, WF_FLAG_LAST, nullptr, 0, rows.data(),
+                             sizeof(wire::Spent), static_cast<uint32_t>(rows.size()), nullptr);
+        return sent ? Outcome{} : Outcome{Status::bad_message, CUDA_SUCCESS, 0, "the daemon is gone"};
+    }
+
     Outcome image_committed(const Packet &packet) {
         wire::Image body{};
         if (packet.payload.size() != sizeof(body))
@@ -433,10 +445,11 @@ class Agent {
             return {Status::bad_message, CUDA_SUCCESS, 0, "return_batch has the wrong length"};
         if (!return_)
             return_.emplace();
+        const bool same = (packet.header.flags & WF_FLAG_SAME) != 0;
         for (size_t i = 0; i < count; ++i) {
             wire::Handle handle{};
             memcpy(&handle, packet.payload.data() + i * sizeof(handle), sizeof(handle));
-            if (Outcome outcome = return_->take(handle, packet.fds.take(i)); !outcome.ok())
+            if (Outcome outcome = return_->take(handle, packet.fds.take(i), same); !outcome.ok())
                 return outcome;
         }
         return {};
@@ -481,6 +494,7 @@ class Agent {
     }
 
     bool answer(const Packet &packet, const Outcome &outcome, Deadline began) {
+        spent::end();
         wire::Reply reply{};
         reply.elapsed_us =
             static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(now() - began).count());
@@ -494,6 +508,7 @@ class Agent {
 
     // The daemon is gone without a detach.
     void lost() {
+        spent::end();
         forget_return();
         replacing_ = Outcome{};
         leave_access(false);

@@ -3,6 +3,7 @@
 
 #include "debug.hpp"
 #include "slab.hpp"
+#include "spent.hpp"
 
 #include <algorithm>
 #include <mutex>
@@ -69,11 +70,14 @@ CUresult set_block_access(const Block &block, const std::vector<CUdevice> &reade
     access.push_back({{CU_MEM_LOCATION_TYPE_DEVICE, block.physical.device}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE});
     for (const CUdevice device : readers)
         access.push_back({{CU_MEM_LOCATION_TYPE_DEVICE, device}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE});
+    const spent::Scope scope(spent::What::access_call);
     return WF_REAL(cuMemSetAccess)(block.address, block.size_bytes, access.data(), access.size());
 }
 
 CUresult map_block(Block *block, const std::vector<CUdevice> &readers) {
-    CUresult result = WF_REAL(cuMemMap)(block->address, block->size_bytes, 0, block->physical.handle, 0);
+    CUresult result = spent::timed(spent::What::map_call, [&] {
+        return WF_REAL(cuMemMap)(block->address, block->size_bytes, 0, block->physical.handle, 0);
+    });
     if (result != CUDA_SUCCESS)
         return result;
     block->mapped = true;
@@ -84,6 +88,7 @@ CUresult map_block(Block *block, const std::vector<CUdevice> &readers) {
 }
 
 CUresult unmap_block(Block *block) {
+    const spent::Scope scope(spent::What::unmap_call);
     const CUresult result = WF_REAL(cuMemUnmap)(block->address, block->size_bytes);
     if (result == CUDA_SUCCESS)
         block->mapped = false;

@@ -6,6 +6,7 @@
 #include "ipc.hpp"
 #include "memory.hpp"
 #include "registered.hpp"
+#include "spent.hpp"
 
 #include <algorithm>
 #include <cerrno>
@@ -118,7 +119,8 @@ Outcome unmap_owned(const Owned &owned, bool *changed) {
             continue;
         if (mapping->host_reaches() && !host_waits_for(mapping->address, mapping->size_bytes))
             return {wire::Status::no_memory, CUDA_SUCCESS, physical.id, "too many mappings of host memory"};
-        const CUresult result = WF_REAL(cuMemUnmap)(mapping->address, mapping->size_bytes);
+        const CUresult result = spent::timed(
+            spent::What::unmap_call, [&] { return WF_REAL(cuMemUnmap)(mapping->address, mapping->size_bytes); });
         if (result != CUDA_SUCCESS)
             return driver_failure(result, naming("cuMemUnmap", physical), physical.id);
         mapping->present = false;
@@ -232,7 +234,8 @@ Outcome export_memory(const SendHandles &send_handles, const SendMappings &send_
 
 Outcome release_memory(bool *changed) {
     *changed = false;
-    if (Outcome outcome = unregister_shared(changed); !outcome.ok())
+    if (Outcome outcome = spent::timed(spent::What::registering, [&] { return unregister_shared(changed); });
+        !outcome.ok())
         return outcome;
     const Inventory inventory;
     DeviceScope current;
@@ -250,7 +253,7 @@ Outcome release_memory(bool *changed) {
     return done;
 }
 
-Outcome Return::take(const wire::Handle &handle, int fd) {
+Outcome Return::take(const wire::Handle &handle, int fd, bool same) {
     const Owned *owned = inventory_.find(handle.handle);
     if (owned == nullptr || owned->physical->size_bytes != handle.size ||
         owned->physical->device != static_cast<CUdevice>(handle.device)) {
@@ -262,7 +265,7 @@ Outcome Return::take(const wire::Handle &handle, int fd) {
     current_.enter(owned->physical->device);
     if (owned->physical->present) {
         finish_fd(fd, false); // a repeated return; what is missing of its mappings is mapped below
-    } else if (const CUresult result = import_physical(owned->physical, fd); result != CUDA_SUCCESS) {
+    } else if (const CUresult result = import_physical(owned->physical, fd, same); result != CUDA_SUCCESS) {
         return driver_failure(result, naming("importing", *owned->physical), handle.handle);
     }
     return map_owned(*owned);
@@ -286,7 +289,7 @@ Outcome Return::finish() {
         snprintf(text, sizeof(text), "%zu handles were not returned", missing);
         return {wire::Status::bad_message, CUDA_SUCCESS, missing, text};
     }
-    if (Outcome outcome = register_again(); !outcome.ok())
+    if (Outcome outcome = spent::timed(spent::What::registering, register_again); !outcome.ok())
         return outcome;
     host_goes_on();
     ipc_memory_is_back();

@@ -37,7 +37,8 @@ size_t missing_handles(const Inventory &inventory);
 class Return {
   public:
     // Takes one handle back and maps it. The descriptor is taken over. A handle that is there already is accepted.
-    Outcome take(const wire::Handle &handle, int fd);
+    // `same`: it is the memory that was released.
+    Outcome take(const wire::Handle &handle, int fd, bool same);
     // Once nothing is missing: host memory is registered again, and threads that touched what was away go on.
     Outcome finish();
 

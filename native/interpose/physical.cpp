@@ -3,6 +3,7 @@
 
 #include "debug.hpp"
 #include "devices.hpp"
+#include "spent.hpp"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -22,6 +23,7 @@ void set_on_host(Physical *physical, bool on_host) {
 // The driver knows where imported memory lies. One that does not tell has no memory of the host's behind handles.
 bool lies_on_host(CUmemGenericAllocationHandle handle) {
     CUmemAllocationProp properties{};
+    const spent::Scope scope(spent::What::properties_call);
     return WF_REAL(cuMemGetAllocationPropertiesFromHandle)(&properties, handle) == CUDA_SUCCESS &&
            properties.location.type == CU_MEM_LOCATION_TYPE_HOST_NUMA;
 }
@@ -71,13 +73,16 @@ CUresult create_physical(CUdevice device, size_t size_bytes, Physical *physical)
 
 CUresult release_physical(Physical *physical) {
     if (physical->present) {
-        const CUresult result = WF_REAL(cuMemRelease)(physical->handle);
+        const CUresult result =
+            spent::timed(spent::What::release_call, [&] { return WF_REAL(cuMemRelease)(physical->handle); });
         if (result != CUDA_SUCCESS)
             return result;
         physical->present = false;
         physical->handle = 0;
     }
+    physical->was_on_host = physical->on_host;
     set_on_host(physical, false);
+    const spent::Scope scope(spent::What::descriptors);
     close_kept(&physical->kept);
     return CUDA_SUCCESS;
 }
@@ -86,8 +91,9 @@ namespace {
 
 // The driver opens a file of its own for each export. With forks paused.
 CUresult new_fd(const Physical &physical, int *fd) {
-    const CUresult result =
-        WF_REAL(cuMemExportToShareableHandle)(fd, physical.handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    const CUresult result = spent::timed(spent::What::export_call, [&] {
+        return WF_REAL(cuMemExportToShareableHandle)(fd, physical.handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    });
     if (result != CUDA_SUCCESS)
         return result;
     if (fcntl(*fd, F_SETFD, FD_CLOEXEC) != 0) {
@@ -119,6 +125,7 @@ CUresult keep_physical_fd(Physical *physical) {
 CUresult physical_fd(const Physical &physical, int *fd) {
     ForkPause pause;
     if (fd_is_ours(physical.kept)) {
+        const spent::Scope scope(spent::What::descriptors);
         *fd = fcntl(physical.kept.fd, F_DUPFD_CLOEXEC, 3);
         if (*fd < 0)
             return CUDA_ERROR_OPERATING_SYSTEM;
@@ -138,16 +145,18 @@ CUresult shared_fd(Physical *physical, int *fd) {
     return result == CUDA_SUCCESS ? physical_fd(*physical, fd) : result;
 }
 
-CUresult import_physical(Physical *physical, int fd) {
+CUresult import_physical(Physical *physical, int fd, bool same) {
     CUmemGenericAllocationHandle handle = 0;
-    const CUresult result = WF_REAL(cuMemImportFromShareableHandle)(
-        &handle, reinterpret_cast<void *>(static_cast<uintptr_t>(fd)), CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    const CUresult result = spent::timed(spent::What::import_call, [&] {
+        return WF_REAL(cuMemImportFromShareableHandle)(&handle, reinterpret_cast<void *>(static_cast<uintptr_t>(fd)),
+                                                       CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+    });
     if (result != CUDA_SUCCESS) {
         finish_fd(fd, false);
         return result;
     }
     KeptFd kept;
-    if (const int error = keep_fd(fd, &kept); error != 0) {
+    if (const int error = spent::timed(spent::What::descriptors, [&] { return keep_fd(fd, &kept); }); error != 0) {
         debug("the descriptor of returned memory cannot be kept (errno %d)", error);
         WF_REAL(cuMemRelease)(handle);
         return CUDA_ERROR_OPERATING_SYSTEM;
@@ -156,7 +165,7 @@ CUresult import_physical(Physical *physical, int fd) {
     physical->present = true;
     physical->imported = true;
     physical->kept = kept;
-    set_on_host(physical, physical->host_node < 0 && lies_on_host(handle));
+    set_on_host(physical, same ? physical->was_on_host : physical->host_node < 0 && lies_on_host(handle));
     return CUDA_SUCCESS;
 }
 

@@ -14,12 +14,13 @@ struct Physical {
     CUmemGenericAllocationHandle handle = 0; // the driver's; another one after each return
     bool present = false;                    // `handle` is valid
     size_t size_bytes = 0;
-    CUdevice device = 0;   // of host memory: one whose context reaches it
-    int host_node = -1;    // the NUMA node of host memory
-    bool imported = false; // such a handle cannot be exported again: `kept` is passed on instead
-    bool on_host = false;  // the device's to the application, but on host memory until it is promoted (hosted.hpp)
-    uint32_t exports = 0;  // how often by descriptor: another process may have it
-    bool by_ipc = false;   // exported by cuIpcGetMemHandle: another process of ours may have it
+    CUdevice device = 0;      // of host memory: one whose context reaches it
+    int host_node = -1;       // the NUMA node of host memory
+    bool imported = false;    // such a handle cannot be exported again: `kept` is passed on instead
+    bool on_host = false;     // the device's to the application, but on host memory until it is promoted (hosted.hpp)
+    bool was_on_host = false; // when it was given up
+    uint32_t exports = 0;     // how often by descriptor: another process may have it
+    bool by_ipc = false;      // exported by cuIpcGetMemHandle: another process of ours may have it
     // A descriptor of it that stays open: of imported memory, of what was ever shared with another process, and of what
     // was made ready for an export. Whoever gets the memory gets a copy of this one, so that all can be told to be the
     // same memory.
@@ -46,8 +47,9 @@ CUresult keep_physical_fd(Physical *physical);
 CUresult physical_fd(const Physical &physical, int *fd);
 // A new descriptor for another process, which the caller owns (announced): always of the same open file.
 CUresult shared_fd(Physical *physical, int *fd);
-// Makes it the memory behind `fd`, which is taken over (and kept) on success and closed otherwise.
-CUresult import_physical(Physical *physical, int fd);
+// Makes it the memory behind `fd`, which is taken over (and kept) on success and closed otherwise. `same`: the memory
+// that was given up, so that the driver need not be asked where it lies, a call more for each handle.
+CUresult import_physical(Physical *physical, int fd, bool same = false);
 // How many are `on_host` now.
 size_t physicals_on_host();
 

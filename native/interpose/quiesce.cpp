@@ -9,6 +9,7 @@
 #include "debug.hpp"
 #include "ending.hpp"
 #include "memory.hpp"
+#include "spent.hpp"
 
 #include <algorithm>
 #include <cstdio>
@@ -147,7 +148,7 @@ Outcome quiesce(Deadline deadline) {
     if (!capture_hold(deadline, &why))
         return {wire::Status::timeout, CUDA_SUCCESS, 0, why};
     Straggler straggler;
-    switch (gate_close(deadline, &straggler)) {
+    switch (spent::timed(spent::What::gate, [&] { return gate_close(deadline, &straggler); })) {
     case CloseResult::closed:
         break;
     case CloseResult::timeout: {
@@ -167,7 +168,7 @@ Outcome quiesce(Deadline deadline) {
         return {wire::Status::unsupported, CUDA_ERROR_DEINITIALIZED, 0, "the process is ending"};
     }
     for (const Context *context : live_contexts()) {
-        Outcome outcome = wait_for_context(*context, deadline);
+        Outcome outcome = spent::timed(spent::What::idle, [&] { return wait_for_context(*context, deadline); });
         if (!outcome.ok()) {
             resume();
             return outcome;

@@ -2,6 +2,7 @@
 #include "transport.hpp"
 
 #include "debug.hpp"
+#include "spent.hpp"
 
 #include <cerrno>
 #include <cstdlib>
@@ -37,6 +38,7 @@ int FdList::take(size_t index) {
 }
 
 void FdList::clear() {
+    const spent::Scope scope(spent::What::descriptors);
     for (const int fd : fds_)
         if (fd >= 0)
             finish_fd(fd, false);
@@ -115,6 +117,7 @@ bool Connection::send(wire::Type type, uint64_t sequence, wire::Status status, u
         memcpy(CMSG_DATA(part), fds->data(), sizeof(int) * header.fd_count);
     }
     ssize_t sent = 0;
+    const spent::Scope scope(spent::What::sending);
     do {
         sent = sendmsg(socket_.fd, &message, MSG_NOSIGNAL);
     } while (sent < 0 && errno == EINTR);

@@ -2,6 +2,7 @@
 #include "virtual_memory.hpp"
 
 #include "memory.hpp"
+#include "spent.hpp"
 
 namespace woodfrog::interpose {
 namespace {
@@ -71,13 +72,16 @@ CUmemGenericAllocationHandle add_virtual_handle(std::unique_ptr<VirtualHandle> h
 }
 
 CUresult map_again(VirtualMapping *mapping) {
-    CUresult result = WF_REAL(cuMemMap)(mapping->address, mapping->size_bytes, mapping->offset_bytes,
-                                        mapping->handle->physical.handle, mapping->flags);
+    CUresult result = spent::timed(spent::What::map_call, [&] {
+        return WF_REAL(cuMemMap)(mapping->address, mapping->size_bytes, mapping->offset_bytes,
+                                 mapping->handle->physical.handle, mapping->flags);
+    });
     if (result != CUDA_SUCCESS)
         return result;
     mapping->present = true;
     for (const VirtualAccess &one : mapping->access) {
-        result = WF_REAL(cuMemSetAccess)(one.address, one.size_bytes, &one.access, 1);
+        result = spent::timed(spent::What::access_call,
+                              [&] { return WF_REAL(cuMemSetAccess)(one.address, one.size_bytes, &one.access, 1); });
         if (result != CUDA_SUCCESS) {
             mapping->present = WF_REAL(cuMemUnmap)(mapping->address, mapping->size_bytes) != CUDA_SUCCESS;
             return result; // a return that is repeated begins anew

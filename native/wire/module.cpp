@@ -40,6 +40,7 @@ DEFINE_LAYOUT(dirty)
 DEFINE_LAYOUT(kernel)
 DEFINE_LAYOUT(shared)
 DEFINE_LAYOUT(guarded)
+DEFINE_LAYOUT(spent)
 
 } // namespace
 
@@ -52,27 +53,31 @@ NB_MODULE(wire, m) {
     m.attr("AGENT_THREAD_NAME") = WF_AGENT_THREAD_NAME;
     m.attr("WAKE_SIGNAL_OFFSET") = WF_WAKE_SIGNAL_OFFSET;
     m.attr("FLAG_LAST") = WF_FLAG_LAST;
+    m.attr("FLAG_SAME") = WF_FLAG_SAME;
     m.attr("CONTROL_WITHDRAW") = WF_CONTROL_WITHDRAW;
     m.attr("CONTROL_OWN") = WF_CONTROL_OWN;
     m.attr("CONTROL_ASK") = WF_CONTROL_ASK;
     m.attr("CONTROL_SHARED") = WF_CONTROL_SHARED;
     m.attr("HEADER") = layout_header();
 
-    nb::dict states, statuses, kinds, obstacles, messages;
+    nb::dict states, statuses, kinds, spendings, obstacles, messages;
 #define ADD_STATE(name, value) states[#name] = value;
 #define ADD_STATUS(name, value) statuses[#name] = value;
 #define ADD_KIND(name, value) kinds[#name] = value;
+#define ADD_SPENDING(name, value) spendings[#name] = value;
 #define ADD_OBSTACLE(name, bit) obstacles[#name] = 1u << bit;
 #define ADD_MESSAGE(name, number, body, entry, from)                                                                   \
     messages[#name] = nb::make_tuple(number, layout_##body(), layout_##entry(), from);
     WF_STATES(ADD_STATE)
     WF_STATUSES(ADD_STATUS)
     WF_KINDS(ADD_KIND)
+    WF_SPENDINGS(ADD_SPENDING)
     WF_OBSTACLES(ADD_OBSTACLE)
     WF_MESSAGES(ADD_MESSAGE)
     m.attr("STATES") = states;
     m.attr("STATUSES") = statuses;
     m.attr("KINDS") = kinds;
+    m.attr("SPENDINGS") = spendings;
     m.attr("OBSTACLES") = obstacles;
     m.attr("MESSAGES") = messages; // name -> (number, body layout, entry layout, sender)
 }

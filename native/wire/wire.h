@@ -48,6 +48,7 @@
 #define WF_CONTROL_ASK 2u
 #define WF_CONTROL_SHARED 3u
 #define WF_FLAG_LAST 1u /* header.flags: the last batch of a series */
+#define WF_FLAG_SAME 2u /* of return_batch: the very memory that was released, so it lies where that lay */
 
 // The tables are laid out by hand: clang-format does not come to rest on them.
 // clang-format off
@@ -70,6 +71,14 @@
     X(slab, 1)           /* a handle that holds many small allocations */                                              \
     X(virtual_handle, 2) /* the application's own cuMemCreate */                                                       \
     X(host_handle, 3)    /* the same in host memory */
+
+// what the agent's time went to: name, value. `all` is the whole command; what no other names is its own work.
+#define WF_SPENDINGS(X)                                                                                                \
+    X(all, 0) X(waiting, 1) /* for the next packet of a series */ X(sending, 2)                                        \
+    X(descriptors, 3)       /* copied, moved to where they are kept, closed */                                         \
+    X(gate, 4) X(idle, 5)   /* closing it; work in flight */                                                           \
+    X(export_call, 6) X(unmap_call, 7) X(release_call, 8)                                                              \
+    X(import_call, 9) X(properties_call, 10) X(map_call, 11) X(access_call, 12) X(registering, 13)
 
 // obstacles seen by the interposer (bits of survey body.obstacles)
 #define WF_OBSTACLES(X)                                                                                                \
@@ -153,6 +162,11 @@
 #define WF_FIELDS_guarded(F)                                                                                           \
     F(handle, uint64_t, 1, "Q") F(first, uint32_t, 1, "I") F(count, uint32_t, 1, "I")
 
+// Of the last command of type `command` in this operation: what went to `spending` (WF_SPENDINGS), in how many pieces.
+#define WF_FIELDS_spent(F)                                                                                             \
+    F(ns, uint64_t, 1, "Q")                                                                                            \
+    F(count, uint32_t, 1, "I") F(command, uint32_t, 1, "I") F(spending, uint32_t, 1, "I") F(reserved, uint32_t, 1, "I")
+
 // Messages: name, number, body, entry (empty: none), from ("agent" or "daemon")
 #define WF_MESSAGES(M)                                                                                                 \
     M(hello, 1, hello, empty, "agent")            /* first packet of every connection; not answered */                 \
@@ -163,6 +177,7 @@
     M(dirty_batch, 6, tracking, dirty, "agent")   /* before the reply to dirty, if launches are followed */            \
     M(kernel_batch, 7, empty, kernel, "agent")    /* what was launched, most often first: after the dirty batches,   \
                                                      and before the reply to guard_end */                              \
+    M(spent_batch, 27, empty, spent, "agent")     /* before the reply to spent */                                      \
     M(shared_batch, 20, empty, shared, "agent")   /* before the reply to export, if there is any */                    \
     M(hosted_batch, 28, empty, handle, "agent")   /* before the reply to hosted; carries fds */                        \
     M(replaced_batch, 29, empty, handle, "agent") /* before the reply to replace_batch: which were replaced */         \
@@ -186,6 +201,7 @@
     M(replace_batch, 61, empty, handle, "daemon") /* quiesced; fds of device memory with the same contents, which takes
                                                      the place of the host memory; reply only after the LAST batch */  \
     M(accessed, 62, empty, empty, "daemon") /* which handles launches have named since follow_access began */          \
+    M(spent, 58, empty, empty, "daemon") /* any state: where the time of this operation's commands went */             \
     M(follow_access, 63, follow, empty, "daemon") /* at rest: note what launches name; or, in any state, stop */
 // clang-format on
 
@@ -219,6 +235,7 @@ WF_DECLARE(Dirty, WF_FIELDS_dirty)
 WF_DECLARE(Kernel, WF_FIELDS_kernel)
 WF_DECLARE(Shared, WF_FIELDS_shared)
 WF_DECLARE(Guarded, WF_FIELDS_guarded)
+WF_DECLARE(Spent, WF_FIELDS_spent)
 #undef WF_DECLARE
 #undef WF_DECLARE_FIELD
 
@@ -226,6 +243,7 @@ WF_DECLARE(Guarded, WF_FIELDS_guarded)
 enum class State : uint32_t { WF_STATES(WF_ENUM_ENTRY) };
 enum class Status : int32_t { WF_STATUSES(WF_ENUM_ENTRY) };
 enum class Kind : uint32_t { WF_KINDS(WF_ENUM_ENTRY) };
+enum class Spending : uint32_t { WF_SPENDINGS(WF_ENUM_ENTRY) };
 #undef WF_ENUM_ENTRY
 #define WF_OBSTACLE_ENTRY(name, bit) obstacle_##name = 1u << bit,
 enum Obstacle : uint32_t { WF_OBSTACLES(WF_OBSTACLE_ENTRY) };
@@ -239,7 +257,7 @@ static_assert(sizeof(Header) + sizeof(Hello) < WF_MAX_MESSAGE);
 static_assert(sizeof(Header) + WF_MAX_ENTRIES * sizeof(Mapping) < WF_MAX_MESSAGE);
 static_assert(sizeof(Header) + sizeof(Tracking) + WF_MAX_ENTRIES * sizeof(Dirty) < WF_MAX_MESSAGE);
 static_assert(sizeof(Header) + WF_MAX_ENTRIES * sizeof(Kernel) < WF_MAX_MESSAGE);
-static_assert(sizeof(Shared) == 32 && sizeof(Guarded) == 16);
+static_assert(sizeof(Shared) == 32 && sizeof(Guarded) == 16 && sizeof(Spent) == 24);
 
 } // namespace woodfrog::wire
 #endif

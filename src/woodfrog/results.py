@@ -28,6 +28,9 @@ class CheckpointResult(_Jsonable):
     stall_s: float = 0.0  # how long the target waited
     stall_parts: dict[str, float] = field(default_factory=dict)  # of it; `data`: for what was new to leave its memory
     driver_s: float = 0.0  # of it: the driver's own checkpoint and restore of the control state
+    # Of it, without the driver's: `daemon`, seconds by part; `agents`, of each process by command and by what it was
+    # spent on (seconds, how often).
+    stall_detail: dict[str, Any] = field(default_factory=dict)
     # For each GPU: device, way (copy, cow, stop, copy and stop), copied_bytes (drained while it ran), drained_bytes
     # (before it did), free_bytes and allowed_bytes (of the GPU's memory then, for copies), cow_bytes (captured while it
     # ran), early_bytes (of these: because it waited for that).

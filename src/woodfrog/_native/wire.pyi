@@ -9,6 +9,7 @@ MAX_ENTRIES: int
 AGENT_THREAD_NAME: str
 WAKE_SIGNAL_OFFSET: int
 FLAG_LAST: int
+FLAG_SAME: int
 CONTROL_WITHDRAW: int
 CONTROL_OWN: int
 CONTROL_ASK: int
@@ -17,5 +18,6 @@ HEADER: Layout
 STATES: dict[str, int]
 STATUSES: dict[str, int]
 KINDS: dict[str, int]
+SPENDINGS: dict[str, int]
 OBSTACLES: dict[str, int]  # name: bit mask
 MESSAGES: dict[str, tuple[int, Layout, Layout, str]]  # name: (number, body, entry, who sends it)

@@ -39,7 +39,13 @@ def main(argv: list[str] | None = None) -> int:
         return int(failure.exit_code) if isinstance(failure, WoodfrogError) else 1
 
 
+# How long a thread may keep Python to itself while another wants it (5 ms if nothing is said): a target that stands
+# still waits for some ten such changes, each of which can meet a thread that looks chunks up.
+SWITCH_INTERVAL_S = 0.0002
+
+
 def _serve(directory: Path, arena_bytes: int | None) -> int:
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     node = Node(directory, arena_bytes)
     ending = threading.Event()
 

@@ -45,6 +45,7 @@ from woodfrog.operations.staging import first_positions
 from woodfrog.operations.survey import Surveyed, survey
 from woodfrog.target import connections, pid_namespace
 from woodfrog.target.process import ProcessTree
+from woodfrog.target.tracking import Tracked
 
 if TYPE_CHECKING:
     from woodfrog.cpu.criu import Criu, Dumped
@@ -139,6 +140,7 @@ class Checkpoint(FreezingOperation):
         self._reference = ""
         self._image_path = ""
         self._manifest: Manifest | None = None
+        self._tracked = Tracked()
         self._clean: Clean | None = None
         self._may_drain = threading.Event()  # not while the target's memory is being mapped again
         self._may_drain.set()
@@ -296,8 +298,21 @@ class Checkpoint(FreezingOperation):
         if not target.notes.managed:
             return
         self._export()
+        with target.stall.part("dirty"):
+            self._tracked = target.take_dirty()
+        target.release()
+        if self._request.cpu:
+            target.detach()
+
+    def _import(self) -> None:
+        """What can be prepared of the data's way once the target waits for its driver only; then map it."""
+        target = self._target
+        if not target.notes.managed:
+            return
+        target.check_mappings()
+        target.prepare_return()
         self._data = GpuData(self._context.devices, target.notes.handles, target.notes.devices)
-        self._clean = self._find_clean(self._data)
+        self._clean = self._find_clean(self._data, self._tracked)
         if not self._request.stop:
             self._cow = CopyOnWrite(
                 self._data,
@@ -323,14 +338,11 @@ class Checkpoint(FreezingOperation):
             precopy=self._precopy,
             cow=self._cow,
         )
-        target.release()
-        if self._request.cpu:
-            target.detach()
+        super()._import()
 
-    def _find_clean(self, data: GpuData) -> Clean | None:
+    def _find_clean(self, data: GpuData, tracked: Tracked) -> Clean | None:
         """What need not be hashed; None when the target does not follow its launches."""
         target = self._target
-        tracked = target.take_dirty()
         if not tracked.told:
             return None
         chunk_bytes = self._writing.chunk_bytes
@@ -418,6 +430,8 @@ class Checkpoint(FreezingOperation):
             self._target.bring_back_memory()
         finally:
             self._may_drain.set()
+        if self._target.notes.managed:
+            self._target.stall.ask(self._target.members)
         if self._cow is None or not self._cow.active:
             self._release_data()
         self._target.close()
@@ -553,6 +567,7 @@ class Checkpoint(FreezingOperation):
             "stall_s": self._target.stall_s,
             "stall_parts": self._stall_parts(),
             "driver_s": self._target.driver_s,
+            "stall_detail": self._target.stall.to_dict(),
             "precopy": self._precopy.stats.to_dict() if self._precopy else {},
             "concurrent": [way.to_dict() for way in increment.ways] if increment else [],
             "copy_on_write": self._cow.to_dict() if self._cow else {},

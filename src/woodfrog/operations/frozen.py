@@ -25,11 +25,13 @@ from woodfrog.operations.lent import LentMemory
 from woodfrog.operations.members import Member, member_of, side_by_side
 from woodfrog.operations.notes import HandleNote, Notes, Record, target_key
 from woodfrog.operations.placement import driver_pairs
+from woodfrog.operations.stall import Stall
 from woodfrog.target.identity import Identity
 from woodfrog.target.link import AgentLink
 from woodfrog.target.memory import Mapping
 from woodfrog.target.process import ProcessTree
 from woodfrog.target.tracking import Tracked
+from woodfrog.target.wire import Message
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +63,9 @@ class FrozenTarget:
         self.resumed_at: float = 0.0
         self.paused_s: float = 0.0  # before that
         self.driver_s: float = 0.0  # in the driver's own calls
+        self.stall = Stall()  # what the rest of the target's wait went to
+        self._exported: list[int] = []  # `fds` as the target gave them
+        self._packed: dict[int, list[Message]] = {}  # what gives these back, by member; of `_exported` only
         self.before_resume: Callable[[], None] = lambda: None  # the memory is back, the gates are closed still
         self.visit = Visit()  # of a target that has no interposer, see driver/entering.py
         self.lent: LentMemory | None = None  # of such a target, where its driver lends its memory
@@ -117,7 +122,8 @@ class FrozenTarget:
             self.cut = come_to_rest(self.members, operation_id, timeout_s)
             log.info("%s is at rest: %s", self.notes.name, self.cut)
         else:
-            self.link().quiesce(operation_id, timeout_s)
+            with self.stall.part("quiesce"):
+                self.link().quiesce(operation_id, timeout_s)
 
     def peek(self, timeout_s: float) -> tuple[list[HandleNote], list[int], float]:
         """The target's memory as it is now, which it keeps: handles, a descriptor for each (the caller's to close), and
@@ -146,9 +152,11 @@ class FrozenTarget:
 
     def export(self) -> None:
         """The target passes a descriptor for each allocation, and the keeper has them when this returns."""
-        self.fds = []
-        self.notes.handles = self._take_exports(self.fds)
-        self.record.keep(self.notes, self.fds)
+        self.fds = self._exported = []
+        with self.stall.part("export_memory"):
+            self.notes.handles = self._take_exports(self.fds)
+        with self.stall.part("keeper"):
+            self.record.keep(self.notes, self.fds)
 
     def _take_exports(self, fds: list[int]) -> list[HandleNote]:
         """What all processes export, numbered through; a descriptor for each handle is added to `fds`."""
@@ -161,6 +169,12 @@ class FrozenTarget:
             ]
             fds += [fd for exported in exports for fd in exported.fds.take()]
         return handles
+
+    def check_mappings(self) -> None:
+        """WireError when what was said to lie in the memory cannot be. Not looked at before the target has let go of
+        its memory: it waits, and has thousands of them."""
+        for member in self.members:
+            member.read_mappings()
 
     def take_dirty(self) -> Tracked:
         """What the target may have written since its last image, as far as it follows its launches. Not `told` of
@@ -179,12 +193,14 @@ class FrozenTarget:
 
     def release(self) -> None:
         """The target unmaps and lets go. Only after `export`."""
-        side_by_side(self.members, lambda member: member.link().release_memory())
+        with self.stall.part("release_memory"):
+            side_by_side(self.members, lambda member: member.link().release_memory())
 
     def detach(self) -> None:
         """The agents close their connections: CRIU must find no descriptor of ours."""
         if self.notes.managed:
-            side_by_side(self.members, lambda member: self.context.agents.detach(member.pid))
+            with self.stall.part("detach"):
+                side_by_side(self.members, lambda member: self.context.agents.detach(member.pid))
 
     def checkpoint_driver(self) -> None:
         """The driver's part of the state moves into the processes' own memory."""
@@ -265,16 +281,31 @@ class FrozenTarget:
     def _return_one(self, member: Member) -> None:
         link = member.link()
         if link.state in ("released", "returned"):
-            mine = [index for index, one in enumerate(self.notes.handles) if member_of(one.handle) == member.number]
-            handles = [member.own_handle(self.notes.handles[index]) for index in mine]
-            link.return_memory(handles, [self.fds[index] for index in mine])
+            ready = self._packed.get(member.number) if self.fds is self._exported else None
+            link.return_packed(ready or self._packed_return(member))
+
+    def prepare_return(self) -> None:
+        """Pack what `return_memory` sends, while the target still waits for its driver."""
+        self._packed = {member.number: self._packed_return(member) for member in self.members}
+
+    def _packed_return(self, member: Member) -> list[Message]:
+        mine = [index for index, one in enumerate(self.notes.handles) if member_of(one.handle) == member.number]
+        # What the daemon made anew, or got from the keeper, may lie elsewhere than what the target gave.
+        return AgentLink.packed_return(
+            [member.own_handle(self.notes.handles[index]) for index in mine],
+            [self.fds[index] for index in mine],
+            same=self.fds is self._exported,
+        )
 
     def return_and_resume(self) -> None:
         """Memory back in every process, then the gates open."""
-        self.return_memory()
-        self.before_resume()
+        with self.stall.part("return_batch"):
+            self.return_memory()
+        with self.stall.part("guard"):
+            self.before_resume()
         if self.notes.managed:
-            taken = self._bring_each(self._resume_one)
+            with self.stall.part("resume"):
+                taken = self._bring_each(self._resume_one)
             if any(taken):
                 self.control_memory_taken = sum(one or 0 for one in taken)
             if all(one is not None for one in taken):  # who came back has settled it

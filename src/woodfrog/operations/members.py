@@ -37,7 +37,8 @@ class Member:
     def __init__(self, context: Context, number: int, note: MemberNote) -> None:
         self.number = number
         self.note = note
-        self.mappings: list[Mapping] = []  # as `note` numbers handles and devices
+        self._mapped: Exported | None = None  # what it exported: `mappings` are made of that when they are asked for
+        self._mappings: list[Mapping] | None = None
         self.shared: list[Shared] = []
         self._context = context
 
@@ -71,17 +72,7 @@ class Member:
 
     def take(self, exported: Exported) -> list[HandleNote]:
         """What this member exported, numbered through; its mappings and shared handles are kept here."""
-        self.mappings = [
-            Mapping(
-                one.address,
-                one.size_bytes,
-                self._number(one.handle),
-                one.offset_bytes,
-                self.note.job_ordinal(one.device),
-                one.kind,
-            )
-            for one in exported.mappings
-        ]
+        self._mapped, self._mappings = exported, None
         self.shared = [replace(one, handle=self._number(one.handle)) for one in exported.shared]
         host_nodes = {one.handle: one.host_node for one in exported.shared}
         return [
@@ -93,6 +84,27 @@ class Member:
                 host_node=host_nodes.get(one.handle, -1),
             )
             for one in exported.handles
+        ]
+
+    @property
+    def mappings(self) -> list[Mapping]:
+        """What it exported, as `note` numbers handles and devices."""
+        if self._mappings is None:
+            self._mappings = self.read_mappings()
+        return self._mappings
+
+    def read_mappings(self) -> list[Mapping]:
+        """`mappings`; WireError when they cannot be."""
+        return [
+            Mapping(
+                one.address,
+                one.size_bytes,
+                self._number(one.handle),
+                one.offset_bytes,
+                self.note.job_ordinal(one.device),
+                one.kind,
+            )
+            for one in (self._mapped.mappings if self._mapped is not None else ())
         ]
 
     def owns(self, handle: HandleNote) -> bool:

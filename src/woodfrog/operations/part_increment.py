@@ -38,6 +38,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+# Of a drain beside a target that stands still: its return waits for none of it, but while one is under way the driver
+# takes three times as long to map (5 ms for a whole piece of 256 MiB at the bus' 55 GB/s).
+BRIEF_BYTES = 32 << 20
+
 # What arrives at (first, count, first slot of the arena, progress).
 Drain = Callable[[int, int, int, "Progress"], None]
 
@@ -288,8 +292,13 @@ class PartIncrement:
             self._stream(drain, 0, self._staged, moving, writing)
         else:
             behind = len(self.moved) - self._staged  # what is in the arena already
-            for first in range(0, self._staged, staging.slots_per_piece):
-                drain(first, min(staging.slots_per_piece, self._staged - first), behind + first, moving)
+            first = 0
+            while first < self._staged:
+                count = staging.slots_per_piece
+                if not self._in_background():
+                    count = min(count, max(1, BRIEF_BYTES // self._chunk_bytes))
+                drain(first, min(count, self._staged - first), behind + first, moving)
+                first += count
             self._keep(0, self._staged, behind)
         self.release()
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -75,12 +76,62 @@ class Beside:
 Step = Phase | Beside
 
 
-@dataclass
+@dataclass(eq=False)
 class _Running:
     phase: Phase
     cancel: threading.Event = field(default_factory=threading.Event)
     progress: list[ProgressLike] = field(default_factory=list)
     expired: bool = False
+
+
+class _Clock:
+    """Expires phases that take longer than their limit: one thread for all of an operation's, since a thread that is
+    started and joined for each phase costs a waiting target more than the daemon's own work in it. Between `start` and
+    `stop`."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._deadlines: dict[_Running, float] = {}
+        self._next = math.inf  # when the thread looks again by itself
+        self._thread: threading.Thread | None = None
+
+    def start(self, operation: str) -> None:
+        self._thread = threading.Thread(target=self._watch, name=f"{operation}-clock", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        thread = self._thread
+        if thread is not None:
+            with self._changed:
+                self._thread = None
+                self._changed.notify_all()
+            thread.join()
+
+    def add(self, running: _Running) -> None:
+        """It may take its phase's limit from now on."""
+        if running.phase.limit_s is None:
+            return
+        deadline = time.monotonic() + running.phase.limit_s
+        with self._changed:
+            self._deadlines[running] = deadline
+            if deadline < self._next:
+                self._changed.notify_all()
+
+    def remove(self, running: _Running) -> None:
+        """It is over: from here on it does not expire."""
+        with self._changed:
+            self._deadlines.pop(running, None)
+
+    def _watch(self) -> None:
+        with self._changed:
+            while self._thread is not None:
+                now = time.monotonic()
+                for running in [one for one, deadline in self._deadlines.items() if deadline <= now]:
+                    del self._deadlines[running]
+                    running.expired = True
+                    _interrupt(running)
+                self._next = min(self._deadlines.values(), default=math.inf)
+                self._changed.wait(None if self._next == math.inf else max(0.0, self._next - now))
 
 
 class Runner:
@@ -98,12 +149,14 @@ class Runner:
         self._begun: list[Phase] = []
         self._running: list[_Running] = []
         self._cancelled: str | None = None
+        self._clock = _Clock()
 
     def run(self, steps: Sequence[Step]) -> None:
         """Do all steps. On failure before the commit point: undo what began, then raise that failure.
 
         After the commit point there is no way but forward: the failure is raised, and finishing is the operation's.
         """
+        self._clock.start(self.operation)
         try:
             for step in steps:
                 if isinstance(step, Beside):
@@ -114,6 +167,8 @@ class Runner:
             if not self.committed:
                 self.undo()
             raise
+        finally:
+            self._clock.stop()
 
     def cancel(self, reason: str) -> bool:
         """Ask the operation to stop and take everything back; False when it is already past its commit point."""
@@ -184,7 +239,7 @@ class Runner:
                 raise CancelledOperationError(f"{self.operation} was cancelled: {self._cancelled}", phase=phase.name)
             self._begun.append(phase)
             self._running.append(running)
-        timer = self._start_timer(running)
+        self._clock.add(running)
         self._emit({"event": "begin", "phase": phase.name})
         begun = time.monotonic()
         failure: WoodfrogError | None = None
@@ -200,9 +255,7 @@ class Runner:
             failure = self._blame_the_clock(failure, running)
             raise failure from raised
         finally:
-            if timer is not None:
-                timer.cancel()
-                timer.join()
+            self._clock.remove(running)
             seconds = time.monotonic() - begun
             with self._lock:
                 self._running.remove(running)
@@ -267,19 +320,6 @@ class Runner:
             if phase.ready is not None and phase.ready():
                 break
         self.waits[phase.name] = time.monotonic() - begun
-
-    def _start_timer(self, running: _Running) -> threading.Timer | None:
-        if running.phase.limit_s is None:
-            return None
-
-        def expire() -> None:
-            running.expired = True
-            _interrupt(running)
-
-        timer = threading.Timer(running.phase.limit_s, expire)
-        timer.daemon = True
-        timer.start()
-        return timer
 
     def _interrupt_all(self, names: set[str]) -> None:
         with self._lock:

@@ -233,13 +233,53 @@ class AgentLink:
             self.close()
 
     def return_memory(
-        self, handles: Sequence[Handle], fds: Sequence[int], timeout_s: float = _DEFAULT_TIMEOUT_S
+        self,
+        handles: Sequence[Handle],
+        fds: Sequence[int],
+        timeout_s: float = _DEFAULT_TIMEOUT_S,
+        *,
+        same: bool = False,
     ) -> None:
         """Give the memory back: the agent maps each handle where it was. The descriptors stay the caller's.
 
-        Allowed only while the driver has the target unlocked. `fds[k]` is the memory of `handles[k]`.
+        Allowed only while the driver has the target unlocked. `fds[k]` is the memory of `handles[k]`; `same`: the very
+        memory that it released, so the agent need not ask the driver where it lies.
         """
-        self._exchange("return_batch", handle_batches("return_batch", handles, fds), timeout_s=timeout_s)
+        self.return_packed(self.packed_return(handles, fds, same=same), timeout_s)
+
+    @staticmethod
+    def packed_return(handles: Sequence[Handle], fds: Sequence[int], *, same: bool = False) -> list[wire.Message]:
+        """What `return_memory` sends, to be made before the target waits for it."""
+        batches = handle_batches("return_batch", handles, fds)
+        for batch in batches:
+            batch.same = same
+        return batches
+
+    def return_packed(self, batches: list[wire.Message], timeout_s: float = _DEFAULT_TIMEOUT_S) -> None:
+        """`return_memory` with what `packed_return` made."""
+        self._exchange("return_batch", batches, timeout_s=timeout_s)
+
+    def spent(self, timeout_s: float = _DEFAULT_TIMEOUT_S) -> dict[str, dict[str, tuple[float, int]]]:
+        """What the agent's time went to in this operation so far: seconds and number, by command and by wire.h's
+        spendings. Empty of an interposer that is older than this message."""
+        found: dict[str, dict[str, tuple[float, int]]] = {}
+        table = wire.tables()
+
+        def collect(message: wire.Message) -> None:
+            if message.type != "spent_batch" or message.fds:
+                raise wire.WireError(f"a {message.type} came in answer to spent")
+            for entry in message.entries:
+                command, spending = table.by_number.get(entry["command"]), table.spendings.get(entry["spending"])
+                if command is None or spending is None:
+                    raise wire.WireError("it spent time on something that there is not")
+                found.setdefault(command.name, {})[spending] = (entry["ns"] / 1e9, entry["count"])
+
+        try:
+            self._command("spent", timeout_s=timeout_s, collect=collect)
+        except WoodfrogError as failure:
+            if failure.details.get("status") != "bad_message" or self.closed:
+                raise
+        return found
 
     def hosted(self, timeout_s: float = _DEFAULT_TIMEOUT_S) -> Hosted:
         """Device memory of the target that lies on host memory as yet, with descriptors of that. In any state."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from woodfrog.target import wire
 from woodfrog.target.descriptors import SCM_MAX_FD, Descriptors
@@ -85,10 +86,13 @@ class Shared:
 
 @dataclass
 class Exported:
-    """What `export_memory` brought: `fds[k]` is the memory of `handles[k]`. Close it, or take the descriptors."""
+    """What `export_memory` brought: `fds[k]` is the memory of `handles[k]`. Close it, or take the descriptors.
+
+    A target waits while this is read, so mappings, of which there are most, stay as they came until they are asked for.
+    """
 
     handles: list[Handle] = field(default_factory=list)
-    mappings: list[Mapping] = field(default_factory=list)
+    mapping_entries: list[Sequence[wire.Values]] = field(default_factory=list)  # by packet, as they came
     shared: list[Shared] = field(default_factory=list)
     fds: Descriptors = field(default_factory=Descriptors)
 
@@ -109,9 +113,9 @@ class Exported:
         elif message.type == "mapping_batch":
             if message.fds:
                 raise wire.WireError("mappings came with descriptors")
-            if len(self.mappings) + len(message.entries) > MAX_MAPPINGS:
+            if sum(map(len, self.mapping_entries)) + len(message.entries) > MAX_MAPPINGS:
                 raise wire.WireError(f"it reports more than {MAX_MAPPINGS} allocations")
-            self.mappings += [_mapping(entry) for entry in message.entries]
+            self.mapping_entries.append(message.entries)
         elif message.type == "shared_batch":
             if message.fds:
                 raise wire.WireError("what is shared came with descriptors")
@@ -122,11 +126,20 @@ class Exported:
             raise wire.WireError(f"a {message.type} came in answer to export_memory")
 
     def check(self) -> None:
-        """WireError unless handles are distinct and every mapping lies inside one of them."""
-        sizes = {handle.handle: handle for handle in self.handles}
-        if len(sizes) != len(self.handles):
+        """WireError unless handles are distinct, and what is shared is one of them."""
+        known = {handle.handle for handle in self.handles}
+        if len(known) != len(self.handles):
             raise wire.WireError("it exports a handle twice")
-        for mapping in self.mappings:
+        for shared in self.shared:
+            if shared.handle not in known:
+                raise wire.WireError(f"it shares handle {shared.handle}, which was not exported")
+
+    @cached_property
+    def mappings(self) -> list[Mapping]:
+        """All of them, each inside one of the handles; WireError."""
+        sizes = {handle.handle: handle for handle in self.handles}
+        found = [_mapping(entry) for entries in self.mapping_entries for entry in entries]
+        for mapping in found:
             owner = sizes.get(mapping.handle)
             if owner is None:
                 raise wire.WireError(f"the allocation at {mapping.address:#x} lies in a handle that was not exported")
@@ -134,9 +147,7 @@ class Exported:
                 raise wire.WireError(f"the allocation at {mapping.address:#x} reaches past its handle")
             if mapping.device != owner.device:
                 raise wire.WireError(f"the allocation at {mapping.address:#x} lies on another device than its handle")
-        for shared in self.shared:
-            if shared.handle not in sizes:
-                raise wire.WireError(f"it shares handle {shared.handle}, which was not exported")
+        return found
 
     def close(self) -> None:
         self.fds.close()
@@ -183,6 +194,8 @@ def handle_batches(name: str, handles: Sequence[Handle], fds: Sequence[int]) -> 
     if len(handles) != len(fds):
         raise ValueError(f"{len(handles)} handles and {len(fds)} descriptors")
     numbers = {name: number for number, name in wire.tables().kinds.items()}
+    layout = wire.tables().by_name[name].entry
+    assert layout.names == ("handle", "size", "device", "kind")
     step = min(wire.tables().max_entries, SCM_MAX_FD)
     starts = range(0, len(handles), step) or range(1)
     return [
@@ -190,10 +203,9 @@ def handle_batches(name: str, handles: Sequence[Handle], fds: Sequence[int]) -> 
             name,
             0,
             last=start == starts[-1],
-            entries=[
-                {"handle": one.handle, "size": one.size_bytes, "device": one.device, "kind": numbers[one.kind]}
-                for one in handles[start : start + step]
-            ],
+            entries=layout.pack_rows(
+                (one.handle, one.size_bytes, one.device, numbers[one.kind]) for one in handles[start : start + step]
+            ),
             fds=list(fds[start : start + step]),
         )
         for start in starts

@@ -8,9 +8,10 @@ without a cap, and holds no socket.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, overload
 
 from woodfrog.errors import WoodfrogError
 
@@ -29,8 +30,9 @@ class Message:
     sequence: int
     status: int = 0
     last: bool = False
+    same: bool = False  # of a return_batch: WF_FLAG_SAME
     body: Values = field(default_factory=dict)
-    entries: list[Values] = field(default_factory=list)
+    entries: Sequence[Values] = field(default_factory=list)
     fds: list[int] = field(default_factory=list)
 
 
@@ -50,10 +52,43 @@ class _Layout:
     def unpack(self, data: bytes) -> Values:
         return dict(zip(self.names, self.codec.unpack(data), strict=True))
 
-    def unpack_all(self, data: bytes) -> list[Values]:
+    def pack_rows(self, rows: Iterable[Sequence[Any]]) -> Entries:
+        """Entries of values in the order of `names`, packed at once."""
+        pack = self.codec.pack
+        return Entries(self, b"".join([pack(*row) for row in rows]))
+
+    def unpack_all(self, data: bytes) -> Entries:
         """As many as there are; `data` has whole ones only."""
-        names = self.names
-        return [dict(zip(names, values, strict=True)) for values in self.codec.iter_unpack(data)] if self.size else []
+        return Entries(self, data)
+
+
+class Entries(Sequence[Values]):
+    """The entries of a packet, as `data` has them. They are unpacked when they are looked at, once: a target may wait
+    for the packet, and not for what is in it."""
+
+    def __init__(self, layout: _Layout, data: bytes) -> None:
+        self._layout, self.data = layout, data
+        self._values: list[Values] | None = None
+
+    def __len__(self) -> int:
+        return len(self.data) // self._layout.size if self._layout.size else 0
+
+    @overload
+    def __getitem__(self, index: int) -> Values: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Values]: ...
+    def __getitem__(self, index: int | slice) -> Values | Sequence[Values]:
+        return self._all()[index]
+
+    def __iter__(self) -> Iterator[Values]:
+        return iter(self._all())
+
+    def _all(self) -> list[Values]:
+        if self._values is None:
+            names, codec = self._layout.names, self._layout.codec
+            unpacked = codec.iter_unpack(self.data) if len(self) else ()
+            self._values = [dict(zip(names, values, strict=True)) for values in unpacked]
+        return self._values
 
 
 @dataclass(frozen=True)
@@ -74,12 +109,14 @@ class Tables:
     max_message: int
     max_entries: int
     flag_last: int
+    flag_same: int
     header: _Layout
     by_name: dict[str, _Kind]
     by_number: dict[int, _Kind]
     states: dict[int, str]
     statuses: dict[int, str]
     kinds: dict[int, str]
+    spendings: dict[int, str]
     obstacles: dict[str, int]
     control: dict[str, int]  # WF_CONTROL_…
 
@@ -102,12 +139,14 @@ def tables() -> Tables:
         max_message=wire.MAX_MESSAGE,
         max_entries=wire.MAX_ENTRIES,
         flag_last=wire.FLAG_LAST,
+        flag_same=wire.FLAG_SAME,
         header=layout(wire.HEADER),
         by_name={kind.name: kind for kind in kinds},
         by_number={kind.number: kind for kind in kinds},
         states={number: name for name, number in wire.STATES.items()},
         statuses={number: name for name, number in wire.STATUSES.items()},
         kinds={number: name for name, number in wire.KINDS.items()},
+        spendings={number: name for name, number in wire.SPENDINGS.items()},
         obstacles=dict(wire.OBSTACLES),
         control={
             "withdraw": wire.CONTROL_WITHDRAW,
@@ -133,10 +172,12 @@ def pack(message: Message) -> bytes:
             "count": len(message.entries),
             "fd_count": len(message.fds),
             "status": message.status,
-            "flags": table.flag_last if message.last else 0,
+            "flags": (table.flag_last if message.last else 0) | (table.flag_same if message.same else 0),
         }
     )
-    return header + kind.body.pack(message.body) + b"".join(kind.entry.pack(entry) for entry in message.entries)
+    entries = message.entries
+    packed = entries.data if isinstance(entries, Entries) else b"".join(kind.entry.pack(entry) for entry in entries)
+    return header + kind.body.pack(message.body) + packed
 
 
 def unpack(data: bytes, fds: list[int], sender: str) -> Message:
@@ -168,6 +209,7 @@ def unpack(data: bytes, fds: list[int], sender: str) -> Message:
         sequence=header["sequence"],
         status=header["status"],
         last=bool(header["flags"] & table.flag_last),
+        same=bool(header["flags"] & table.flag_same),
         body=kind.body.unpack(data[table.header.size : body_end]),
         entries=kind.entry.unpack_all(data[body_end:]),
         fds=fds,

@@ -236,9 +236,13 @@ BAD_EXPORTS: dict[str, Callable[[FakeAgent], None]] = {
     "an enormous size": lambda fake: fake.handles[0].update(size=1 << 60),
     "a device that cannot be": lambda fake: fake.handles[0].update(device=100_000),
     "a kind that does not exist": lambda fake: fake.handles[0].update(kind=9),
-    "a mapping in no handle": lambda fake: fake.mappings[0].update(handle=99),
-    "a mapping past its handle": lambda fake: fake.mappings[0].update(offset=2 << 20),
-    "a mapping on another device": lambda fake: fake.mappings[0].update(device=1),
+}
+BAD_MAPPINGS: dict[str, Callable[[FakeAgent], None]] = {
+    "in no handle": lambda fake: fake.mappings[0].update(handle=99),
+    "past its handle": lambda fake: fake.mappings[0].update(offset=2 << 20),
+    "on another device": lambda fake: fake.mappings[0].update(device=1),
+    "of nothing": lambda fake: fake.mappings[0].update(size=0),
+    "of a kind that does not exist": lambda fake: fake.mappings[0].update(kind=9),
 }
 
 
@@ -250,6 +254,75 @@ def test_an_export_that_contradicts_itself_is_refused_without_a_leak(agent: Make
         with pytest.raises(WireError):
             link.export_memory()
         assert link.closed
+
+
+@pytest.mark.parametrize("name", sorted(BAD_MAPPINGS))
+def test_mappings_that_cannot_be_are_refused_when_they_are_looked_at(agent: Make, name: str) -> None:
+    fake = agent(handles=3)
+    BAD_MAPPINGS[name](fake)
+    with AgentLink(fake.start().daemon_end) as link, link.export_memory() as exported:
+        with pytest.raises(WireError):
+            _ = exported.mappings
+        with pytest.raises(WireError):  # not believed the second time either
+            _ = exported.mappings
+
+
+def test_what_an_agent_spent_is_told_by_command(agent: Make) -> None:
+    def tell(self: FakeAgent, command: Message) -> None:
+        entries = [
+            {"ns": 3_000_000, "count": 1, "command": 35, "spending": 0},
+            {"ns": 2_000_000, "count": 7, "command": 35, "spending": 7},
+            {"ns": 1_000_000, "count": 1, "command": 37, "spending": 0},
+        ]
+        self.send(Message("spent_batch", command.sequence, entries=entries, last=True))
+        self.reply(command)
+
+    fake = agent(handles=1)
+    fake.answers["spent"] = tell
+    with AgentLink(fake.start().daemon_end) as link:
+        assert link.spent() == {
+            "release_memory": {"all": (0.003, 1), "unmap_call": (0.002, 7)},
+            "return_batch": {"all": (0.001, 1)},
+        }
+
+
+@pytest.mark.parametrize("entry", [{"command": 9999}, {"command": 35, "spending": 99}])
+def test_time_spent_on_nothing_that_there_is_is_refused(agent: Make, entry: dict[str, int]) -> None:
+    def tell(self: FakeAgent, command: Message) -> None:
+        self.send(Message("spent_batch", command.sequence, entries=[entry], last=True))
+        self.reply(command)
+
+    fake = agent()
+    fake.answers["spent"] = tell
+    with AgentLink(fake.start().daemon_end) as link:
+        with pytest.raises(WireError):
+            link.spent()
+        assert link.closed
+
+
+def test_an_interposer_that_does_not_know_the_question_spent_nothing_that_is_known(agent: Make) -> None:
+    fake = agent()
+    fake.answers["spent"] = lambda self, command: self.reply(command, STATUS["bad_message"], b"an unknown command")
+    with AgentLink(fake.start().daemon_end) as link:
+        assert link.spent() == {}
+        assert not link.closed
+
+
+@pytest.mark.parametrize("same", [False, True])
+def test_a_return_says_whether_it_is_the_memory_that_was_released(agent: Make, same: bool) -> None:
+    said: list[bool] = []
+
+    def take(self: FakeAgent, command: Message) -> None:
+        said.append(command.same)
+        if command.last:
+            self.state = "returned"
+            self.reply(command)
+
+    fake = agent(handles=2)
+    fake.answers["return_batch"] = take
+    with AgentLink(fake.start().daemon_end) as link, link.export_memory() as exported:
+        link.return_memory(exported.handles, list(exported.fds), same=same)
+    assert said == [same]
 
 
 def test_a_refused_export_gives_its_descriptors_back(agent: Make) -> None:
