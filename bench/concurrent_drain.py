@@ -178,8 +178,8 @@ def woodfrog_row(log: target_process.Log, call: woodfrog_calls.Timed, marks: Mar
 
 def stall_detail_ms(result: Any) -> dict[str, Any]:
     """Where the stall beyond the driver's own checkpoint went. `daemon`: its thread by part, and `between` them (phases
-    begin and end there); parts named after a message include the agent's share, which `agents` has by command and by what
-    it was spent on, with how often in brackets. `calls`: of all of it, the driver's calls for the handles."""
+    begin and end there); parts named after a message include the agent's share. That is in `agents`, by command and by
+    what it was spent on, with how often. `calls`: of all of it, the driver's calls for the handles."""
     detail = result.stall_detail
     if not detail:
         return {}

@@ -69,7 +69,7 @@ struct Kernel {
 };
 // What a launch names. May ask the driver; never null.
 std::shared_ptr<const Kernel> kernel_of(CUfunction function);
-// Adds whatever in the arguments may be an address. False: they cannot be told.
+// Adds whatever in the arguments may be an address. False: they cannot be told, or hold tensor maps that hide theirs.
 bool add_words(const Kernel &kernel, const LaunchArguments &launch, std::vector<uint64_t> *words);
 void count_launch(const Kernel &kernel);
 std::vector<Launched> take_launches();

@@ -49,6 +49,35 @@ std::shared_ptr<const Kernel> ask(CUfunction function, bool of_library) {
     }
 }
 
+#if CUDA_VERSION >= 12000
+// A tensor map (TMA) stands in a kernel's arguments by value, and what the kernel writes through it no pointer tells.
+// In the maps of the drivers that are known the address stands as it is, so that it is found like any other. Of what
+// the driver encodes that is looked at each time: where it does not, a kernel that may have a map may write anything.
+constinit std::atomic<bool> g_maps_hide{false};
+
+constexpr auto kReplaced = [](CUtensorMap *map, void *address) {
+    const auto wanted = reinterpret_cast<uint64_t>(address);
+    for (size_t at = 0; at + sizeof(uint64_t) <= sizeof(CUtensorMap); at += 4) {
+        uint64_t word = 0;
+        memcpy(&word, reinterpret_cast<const char *>(map) + at, sizeof(word));
+        if (word == wanted)
+            return;
+    }
+    g_maps_hide.store(true, std::memory_order_relaxed);
+};
+constexpr auto kEncoded = [](CUtensorMap *map, CUtensorMapDataType, cuuint32_t, void *address, auto...) {
+    kReplaced(map, address);
+};
+
+bool hides_map(size_t size_bytes) {
+    return size_bytes >= sizeof(CUtensorMap) && g_maps_hide.load(std::memory_order_relaxed);
+}
+#else
+bool hides_map(size_t) {
+    return false;
+}
+#endif
+
 // What may be an address: no smaller one is device memory, and no address has more bits.
 bool may_be_address(uint64_t word) {
     return word >= uint64_t{1} << 20 && word < uint64_t{1} << 57;
@@ -99,7 +128,7 @@ bool add_words(const Kernel &kernel, const LaunchArguments &launch, std::vector<
                 return false; // nothing that is known here
             }
         }
-        if (!sized || (buffer == nullptr && size_bytes != 0))
+        if (!sized || (buffer == nullptr && size_bytes != 0) || hides_map(size_bytes))
             return false;
         add_words_in(buffer, size_bytes, words);
         return true;
@@ -110,6 +139,9 @@ bool add_words(const Kernel &kernel, const LaunchArguments &launch, std::vector<
         return true;
     if (launch.parameters == nullptr)
         return false;
+    for (const Kernel::Parameter &parameter : kernel.parameters)
+        if (hides_map(parameter.size_bytes))
+            return false;
     for (size_t i = 0; i < kernel.parameters.size(); ++i)
         if (launch.parameters[i] != nullptr)
             add_words_in(launch.parameters[i], kernel.parameters[i].size_bytes, words);
@@ -137,6 +169,14 @@ std::vector<Launched> take_launches() {
 
 shadow::Overrides code_overrides() {
     return {
+#if CUDA_VERSION >= 12000
+        WF_WRAPPED(NotedAfter, cuTensorMapEncodeTiled, kEncoded),
+        WF_WRAPPED(NotedAfter, cuTensorMapEncodeIm2col, kEncoded),
+        WF_WRAPPED(NotedAfter, cuTensorMapReplaceAddress, kReplaced),
+#endif
+#if CUDA_VERSION >= 12080
+        WF_WRAPPED(NotedAfter, cuTensorMapEncodeIm2colWide, kEncoded),
+#endif
         WF_WRAPPED(NotedBefore, cuLibraryUnload, kCodeLeaves),
         WF_WRAPPED(NotedBefore, cuModuleUnload, kCodeLeaves),
         WF_WRAPPED(NotedBefore, cuCtxDestroy, kCodeLeaves),

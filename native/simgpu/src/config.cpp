@@ -57,6 +57,8 @@ Config read_config() {
         c.one_mapping = std::string_view(v) == "1";
     if (const char *v = std::getenv("WOODFROG_SIMGPU_SCRIBBLES"))
         c.scribbles = std::string_view(v) == "1";
+    if (const char *v = std::getenv("WOODFROG_SIMGPU_HIDDEN_MAPS"))
+        c.hidden_maps = std::string_view(v) == "1";
     if (const char *v = std::getenv("WOODFROG_SIMGPU_DRIVER_VERSION")) {
         auto n = parse_integer(v);
         if (n && *n >= 12000) {

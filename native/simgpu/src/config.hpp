@@ -22,6 +22,7 @@ struct Config {
     size_t control_state_bytes = 0;     // what a checkpoint maps and has populated, as the real driver does
     bool one_mapping = false;           // whether all device memory goes into that mapping, as the real driver has it
     bool scribbles = false;             // whether a restore writes into that mapping, as no driver should
+    bool hidden_maps = false;           // whether tensor maps do not have their address as it is
     bool multicast = false;             // whether multicast objects can be made
     std::string machine;                // "" or a name: devices of different machines share no memory
     std::optional<std::string> visible; // CUDA_VISIBLE_DEVICES

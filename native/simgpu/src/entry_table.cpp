@@ -431,6 +431,7 @@ const EntryPoint kEntryPoints[] = {
     {"cuStreamWriteValue64", 9000, true, address_of(cuStreamWriteValue64_ptsz)},
     {"cuStreamWriteValue64", 11070, false, address_of(cuStreamWriteValue64_v2)},
     {"cuStreamWriteValue64", 11070, true, address_of(cuStreamWriteValue64_v2_ptsz)},
+    {"cuTensorMapEncodeTiled", 12000, false, address_of(cuTensorMapEncodeTiled)},
     {"cuThreadExchangeStreamCaptureMode", 10010, false, address_of(cuThreadExchangeStreamCaptureMode)},
     {"cuUserObjectCreate", 11030, false, address_of(cuUserObjectCreate)},
     {"cuUserObjectRelease", 11030, false, address_of(cuUserObjectRelease)},

@@ -457,3 +457,36 @@ def test_an_application_that_closes_every_descriptor_loses_the_daemon_and_nothin
             again.export_memory()
         again.resume()
         assert target.ask("check") == "ok"
+
+
+@pytest.mark.parametrize("same", [False, True])
+def test_an_agent_tells_what_its_time_went_to(target: Target, listener: Listener, same: bool) -> None:
+    asked = set() if same else {"properties_call"}  # where each piece of memory lies
+    target.ask(f"alloc 5 {3 * MIB}")
+    with listener.accept() as link:
+        assert link.spent() == {}
+        link.quiesce(1, DEADLINE_S)
+        with link.export_memory() as exported:
+            link.release_memory()
+            link.return_memory(exported.handles, list(exported.fds), same=same)
+            handles = len(exported.handles)
+        link.resume()
+        spent = link.spent()
+        assert spent.keys() == {"quiesce", "export_memory", "release_memory", "return_batch", "resume"}
+        for command, calls in (
+            ("export_memory", {"export_call"}),
+            ("release_memory", {"unmap_call", "release_call"}),
+            ("return_batch", {"import_call", "map_call", "access_call", *asked}),
+        ):
+            row = spent[command]
+            assert {name for name in row if name.endswith("_call")} == calls
+            assert all(row[name][1] == handles for name in calls)
+            whole_s, times = row["all"]
+            assert times == 1
+            assert whole_s >= sum(seconds for name, (seconds, _) in row.items() if name != "all") > 0
+        assert target.ask("check") == "ok"
+        target.ask(f"alloc 2 {3 * MIB}")  # the application's own calls are nobody's time
+        assert link.spent() == spent
+        link.quiesce(2, DEADLINE_S)
+        assert link.spent().keys() == {"quiesce"}
+        link.resume()

@@ -55,9 +55,11 @@ class Held:
 
 @pytest.fixture
 def make_held(make_product: Callable[..., Product], tmp_path: Path) -> Callable[..., Held]:
-    def make(memory: str = "", points: tuple[str, ...] = (DRAIN,), **settings: Any) -> Held:
+    def make(
+        memory: str = "", points: tuple[str, ...] = (DRAIN,), gpu: dict[str, str] | None = None, **settings: Any
+    ) -> Held:
         holds = Holds(tmp_path / "holds", *points)
-        environment = holds.environment | ({"WOODFROG_SIMGPU_MEMORY": memory} if memory else {})
+        environment = holds.environment | ({"WOODFROG_SIMGPU_MEMORY": memory} if memory else {}) | (gpu or {})
         return Held(make_product(environment=environment, **settings), holds)
 
     return make
@@ -265,6 +267,13 @@ def move(writers: Writers) -> None:
     writers.target.launch(writers.module, "put", words(writers.mapped))
 
 
+def through_map(target: Launcher, module: int, address: int) -> None:
+    """A kernel takes the address out of a tensor map that the driver has encoded."""
+    stored = int(target.order("encode", f"{address:x}"), 16)
+    parameters = struct.pack("<Q120xQI", stored, stored ^ address, 9)
+    target.launch(module, "through_map", parameters, block=(64, 1, 1))
+
+
 WAYS: dict[str, Callable[[Writers], object]] = {
     **{f"a launch, {how}": launches(how) for how in ("params", "extra", "ex", "cooperative")},
     "a library's kernel": lambda w: w.target.launch(w.library, "put", words(w.memory[0])),
@@ -277,6 +286,7 @@ WAYS: dict[str, Callable[[Writers], object]] = {
     "a copy from the host": lambda w: w.target.put(w.memory[0], b"\x5a" * 300),
     "a launch, the application's own mapping": lambda w: w.target.launch(w.module, "put", words(w.mapped)),
     "a launch, mapped elsewhere": move,
+    "a tensor map": lambda w: through_map(w.target, w.module, w.memory[0]),
 }
 
 
@@ -297,6 +307,22 @@ def test_every_way_to_write_waits_for_what_it_writes(shared: Held, writers: Writ
     image = shared.contents(result["image"])
     assert [image[address][:4096] for address in addresses] == before
     assert writers.all() != before  # it was written
+
+
+def test_a_kernel_with_a_map_that_hides_its_address_waits_for_everything(make_held: Callable[..., Held]) -> None:
+    held = make_held(gpu={"WOODFROG_SIMGPU_HIDDEN_MAPS": "1"})
+    target = held.product.launcher(track=False)
+    module = target.load(held.product.build / "launcher.ptx")
+    address, other = (target.alloc(3 * MIB) for _ in range(2))
+    for one in (address, other):
+        target.write(one, 3 * MIB, next(SEEDS))
+    before = [target.get(one, 4096) for one in (address, other)]
+    result = held.checkpoint(target, lambda: through_map(target, module, address))
+    assert result["retaken"] == {}
+    assert result["copy_on_write"]["early_bytes"] == result["gpu_new_bytes"]
+    image = held.contents(result["image"])
+    assert [image[one][:4096] for one in (address, other)] == before
+    assert target.get(address, 4096) != before[0]
 
 
 # ── what nobody could see coming ────────────────────────────────────────────────────────────────────────────────────

@@ -320,6 +320,16 @@ std::string obey(const std::string &line) {
     words >> std::hex >> address >> std::dec;
     if (verb == "free")
         return told(cuMemFree(address));
+    if (verb == "encode") {
+        CUtensorMap map;
+        const cuuint64_t extent = 64;
+        const cuuint32_t box = 64, stride = 1;
+        const CUresult result =
+            cuTensorMapEncodeTiled(&map, CU_TENSOR_MAP_DATA_TYPE_UINT32, 1, reinterpret_cast<void *>(address), &extent,
+                                   nullptr, &box, &stride, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
+                                   CU_TENSOR_MAP_L2_PROMOTION_NONE, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+        return told(result, hex(map.opaque[0]));
+    }
     if (verb == "value") {
         words >> value;
         return told(settle(cuStreamWriteValue32(stream, address, static_cast<uint32_t>(value), 0)));

@@ -19,6 +19,14 @@ extern "C" __global__ void through_table(uint32_t **table, uint32_t count, uint3
         *table[threadIdx.x] += value;
 }
 
+// Writes where a tensor map says; `mask` brings its address out.
+struct alignas(64) Map {
+    uint64_t words[16];
+};
+extern "C" __global__ void through_map(const __grid_constant__ Map map, uint64_t mask, uint32_t value) {
+    reinterpret_cast<uint32_t *>(map.words[0] ^ mask)[threadIdx.x] += value;
+}
+
 // One word of each of many far places: many ranges to tell, which takes its time.
 extern "C" __global__ void sparse(uint32_t *to, uint32_t stride, uint32_t value) {
     to[(blockIdx.x * blockDim.x + threadIdx.x) * stride] += value;
