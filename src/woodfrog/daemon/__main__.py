@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import os
 import re
@@ -57,6 +58,9 @@ def _serve(directory: Path, arena_bytes: int | None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ending.set())
     node.start()
+    # What is there now stays: a full collection in the middle of a checkpoint need not go through it (38 thousand
+    # objects, 84 to 160 ms on a busy machine of two cores).
+    gc.freeze()
     threading.Thread(target=_watch_keeper, args=(node, ending), name="keeper-watch", daemon=True).start()
     threading.Thread(target=server.serve, name="accept", daemon=True).start()
     log.info("daemon %d serves %s", os.getpid(), directory)

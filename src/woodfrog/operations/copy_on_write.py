@@ -29,11 +29,12 @@ from woodfrog.operations.members import Member, side_by_side
 from woodfrog.operations.phases import CancelledOperationError
 from woodfrog.operations.space import Space
 from woodfrog.operations.staging import Staging
-from woodfrog.target.link import Guarded
+from woodfrog.target.link import AgentLink, Guarded
 
 if TYPE_CHECKING:
     from woodfrog._native.transfer import Guard, Memory, Progress
     from woodfrog.target.tracking import KernelUse
+    from woodfrog.target.wire import Message
 
 log = logging.getLogger(__name__)
 
@@ -262,6 +263,7 @@ class CopyOnWrite:
         self._let_drain = let_drain
         self._parts: list[GuardedPart] = []
         self._guard: Guard | None = None
+        self._packed: dict[int, list[Message]] = {}  # what arms each member
         self._lock = threading.Lock()  # of the next two
         self._armed: list[Member] = []
         self._ended = False
@@ -303,6 +305,10 @@ class CopyOnWrite:
         )
         for number, part in enumerate(self._parts):
             part.start(self._guard, number)
+        self._packed = {
+            member.number: AgentLink.packed_guard(list(self._guarded_of(member)), self._guard.fd)
+            for member in self._members
+        }
 
     def arm(self) -> None:
         """The target has its memory, and its gates are closed. A process whose interposer cannot do it waits until all
@@ -328,7 +334,7 @@ class CopyOnWrite:
         assert self._guard is not None
         link = member.link()
         link.guard_end()  # changes nothing; an older interposer refuses it, where it would answer each batch of `guard`
-        link.guard(list(self._guarded_of(member)), self._guard.fd)
+        link.guard_packed(self._packed[member.number])
         self._armed.append(member)
 
     def _guarded_of(self, member: Member) -> Iterator[Guarded]:

@@ -318,21 +318,28 @@ class AgentLink:
     def guard(self, handles: Sequence[Guarded], page: int, timeout_s: float = _DEFAULT_TIMEOUT_S) -> None:
         """From now on calls that write memory of these handles wait until it is captured. `page` stays the caller's.
         Between `return_memory` and `resume`; refused (status bad_message) by an interposer that is older than this."""
+        self.guard_packed(self.packed_guard(handles, page), timeout_s)
+
+    @staticmethod
+    def packed_guard(handles: Sequence[Guarded], page: int) -> list[wire.Message]:
+        """What `guard` sends, to be made before the target waits for it."""
+        layout = wire.tables().by_name["guard"].entry
+        assert layout.names == ("handle", "first", "count")
         step = wire.tables().max_entries
         starts = range(0, len(handles), step) or range(1)
-        messages = [
+        return [
             wire.Message(
                 "guard",
                 0,
                 last=start == starts[-1],
-                entries=[
-                    {"handle": one.handle, "first": one.first, "count": one.count}
-                    for one in handles[start : start + step]
-                ],
+                entries=layout.pack_rows((one.handle, one.first, one.count) for one in handles[start : start + step]),
                 fds=[page] if start == 0 else [],
             )
             for start in starts
         ]
+
+    def guard_packed(self, messages: list[wire.Message], timeout_s: float = _DEFAULT_TIMEOUT_S) -> None:
+        """`guard` with what `packed_guard` made."""
         self._exchange("guard", messages, timeout_s=timeout_s)
 
     def guard_end(self, timeout_s: float = _DEFAULT_TIMEOUT_S) -> list[KernelUse]:
