@@ -152,20 +152,26 @@ class StandbyPool:
             self._watch(notes)
 
     def _watch(self, notes: Notes) -> None:
-        threading.Thread(target=self._await_end, args=(notes,), name=f"standby-{notes.pid}", daemon=True).start()
+        for one in notes.gpu_processes:
+            watched = (notes, Identity(one.pid, one.start_ticks))
+            threading.Thread(target=self._await_end, args=watched, name=f"standby-{one.pid}", daemon=True).start()
 
-    def _await_end(self, notes: Notes) -> None:
+    def _await_end(self, notes: Notes, process: Identity) -> None:
         try:
-            with ProcessHandle(notes.pid, notes.start_ticks) as handle:
+            with ProcessHandle(process.pid, process.start_ticks) as handle:
                 while not handle.wait(NO_LIMIT_S):
-                    log.debug("process %d still waits", notes.pid)
+                    log.debug("process %d still waits", process.pid)
         except (NotFoundError, TargetLostError) as gone:
             log.debug("%s", gone.reason)
         with self._targets.one_at_a_time(notes.root_pid, "standby"):
             key = (notes.pid, notes.start_ticks)
-            if self._context.suspended.get(key) is notes and not Identity(*key).is_alive():
-                log.warning("standby process %d of %s has ended; its data is let go", notes.pid, notes.image)
-                Resume(self._context, ResumeRequest(notes)).discard()
+            if self._context.suspended.get(key) is not notes or process.is_alive():
+                return
+            log.warning("standby process %d of %s has ended; its data is let go", process.pid, notes.image)
+            if len(notes.gpu_processes) > 1:  # nobody wants a job without one of its ranks
+                for pid in (notes.root_pid, *(one.pid for one in notes.gpu_processes)):
+                    end_tree(self._context, pid, alive=True)
+            Resume(self._context, ResumeRequest(notes)).discard()
 
     # ── what is there ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -186,7 +192,7 @@ class StandbyPool:
             and all(old in notes.ports and new in (0, notes.ports[old]) for old, new in request.ports.items())
             and (not request.binds or list(request.binds) == notes.binds)
             and wanted.items() <= notes.devices.items()
-            and Identity(notes.pid, notes.start_ticks).is_alive()
+            and all(Identity(one.pid, one.start_ticks).is_alive() for one in notes.gpu_processes)
         ]
 
     def _told(self, notes: Notes) -> dict[str, Any]:

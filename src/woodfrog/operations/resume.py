@@ -173,7 +173,7 @@ class Resume:
         return needed
 
     @property
-    def frozen_target(self) -> FrozenTarget | None:
+    def frozen_target(self) -> FrozenTarget:
         """For the table of those that could not be brought back."""
         return self._target
 

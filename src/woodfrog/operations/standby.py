@@ -73,13 +73,6 @@ class Standby(Restore):
                 "and nothing can be kept waiting apart",
                 advice="checkpoint the program under `woodfrog run`",
             )
-        ranks = len(self._notes.gpu_processes)
-        if ranks > 1:
-            raise RefusedError(
-                f"{self._opened.reference} is of a job, {ranks} of whose processes use GPUs; the standby pool keeps "
-                "images of one",
-                advice="restore it the ordinary way",
-            )
         self._notes.operation = self._operation
         self._notes.level, self._notes.hold = WARM, self._hold
 

@@ -76,6 +76,8 @@ class Take:
             resume.end(),
         ]
         try:
+            if resume.frozen_target.alive:  # a job with all its processes, or not at all
+                resume.frozen_target.check_alive()
             self.runner.run(steps)
         except WoodfrogError as failure:
             settled = resume.settle(failure)
