@@ -1,17 +1,25 @@
-"""A job on several GPUs: what a checkpoint of the whole job costs, and whether it goes on unchanged.
+"""A job of several processes, on several GPUs or on one: what a checkpoint of all of it costs, and whether it goes on
+unchanged.
 
 `--program`: data-parallel training (train_ddp, the default), tensor-parallel generation (tp_generate), or CUDA tensors
-passed between processes (share_tensors); NCCL with NCCL_NVLS_ENABLE=0. It runs once undisturbed; then under woodfrog
-with ten checkpoints in the middle (and one without the CPU side), suspend and resume, and stop and restore; where there
-are several GPUs also restored and resumed with all of them exchanged, and migrated. Each rank's steps must be bitwise
-those of the undisturbed run. A training job of its own tells train_ratio: all its ranks make some steps through the
-interposer, some past it, and so on (within.py), since two jobs one after the other differ by more than is looked for.
-The driver's own checkpoint of the training, without woodfrog, is tried as well. Every step has a time limit of its own;
-what fails is a row with its reason, and the rest goes on.
+passed between processes (share_tensors); NCCL with NCCL_NVLS_ENABLE=0. `--gpus 1` puts all ranks on one GPU:
+share_tensors as it is, train_ddp with gloo. driver_ranks and driver_share do the same without PyTorch, also on the
+simulated GPU. It runs once undisturbed; then under woodfrog it is stopped and restored in new processes, with the GPUs
+exchanged too where there are several, and checkpointed ten times as it runs; then suspended, resumed and migrated, as
+far as there is time. A second undisturbed run goes as far as the jobs went: each rank's steps must be bitwise the same,
+and each operation says whether the comparison reached beyond it. A training job of its own tells train_ratio: all its
+ranks make some steps through the interposer, some past it, and so on (within.py), since two jobs one after the other
+differ by more than is looked for. The driver's own checkpoint of the training, without
+woodfrog, is tried last. Every operation has a time limit of its own; what fails is a row with its reason, and the rest
+goes on.
+
+On a machine without a GPU: put the simulated driver's folder into LD_LIBRARY_PATH, WOODFROG_SIMGPU_DEVICES=2, and use
+--quick --program driver_ranks.
 """
 
 from __future__ import annotations
 
+import os
 import statistics
 import subprocess
 import sys
@@ -34,8 +42,19 @@ GOALS = {
 QUICK = {
     "train_ddp": ["--width=128", "--layers=2", "--batch=2", "--sequence=32"],
     "tp_generate": ["--width=256", "--layers=2", "--batch=2", "--length=32"],
-    "share_tensors": ["--words=65536", "--pace-ms=20"],
+    "share_tensors": ["--words=65536"],
+    "driver_ranks": ["--kib=512"],
+    "driver_share": ["--kib=512"],
 }
+# Where several ranks are on one GPU their gradients go through the CPU.
+ONE_GPU = {"train_ddp": ["--width=512", "--layers=8"]}
+# Programs whose steps take next to no time: jobs that something is done to pause after each; undisturbed runs, which
+# have to come as far, do not.
+PACED, PACE_MS = ("share_tensors", "driver_ranks", "driver_share"), 20
+ALONE = ("share_tensors", "driver_share")  # they start their processes themselves: one target with one log
+INTERPOSED = ("driver_share",)  # undisturbed as well: the simulated driver has no legacy IPC of its own
+OPERATION_S = 15.0  # of one operation, as far as it can be foreseen
+DRIVER_ALONE_S = 45.0
 WITHIN_BLOCK, WITHIN_GROUPS = 4, 12  # steps of a block, groups of four blocks
 MOST_STEPS = 100_000  # a job ends when it is ended
 NCCL = {
@@ -114,17 +133,25 @@ def limited(seconds: float, work: Callable[[], Any]) -> Any:
 class Job:
     """One job with its ranks' logs; `run` is it as a target. Ended by `end`."""
 
-    def __init__(self, label: str, arguments: Any, *, managed: bool, more: Sequence[str] = ()) -> None:
+    def __init__(self, label: str, arguments: Any, *, undisturbed: bool, more: Sequence[str] = ()) -> None:
         self._stack = ExitStack()
-        # A program that starts its processes itself is one target with one log.
-        alone = arguments.program == "share_tensors"
+        alone = arguments.program in ALONE
         options = ["--steps", str(MOST_STEPS), *arguments.target, *more]
+        if not undisturbed and arguments.program in PACED:
+            options += ["--pace-ms", str(PACE_MS)]
+        managed = not undisturbed or arguments.program in INTERPOSED
         options += ["--workers", str(max(1, arguments.ranks - 1))] if alone else []
         start = target_process.interposed if managed else target_process.plain
         ranks = 0 if alone else arguments.ranks
-        context = start(arguments.program, options, arguments.work, label, NCCL, ranks=ranks)
+        environment = dict(NCCL)
+        if arguments.gpus < arguments.ranks:
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(arguments.gpus)))
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(visible.split(",")[: arguments.gpus])
+            environment["GLOO_SOCKET_IFNAME"] = "lo"  # connections that lead out of the job could not be restored
+        context = start(arguments.program, options, arguments.work, label, environment, ranks=ranks)
         self.run: target_process.TargetRun = self._stack.enter_context(context)
         self.turn = 0  # how far its GPUs are from where they were
+        self.marks: list[tuple[str, int]] = []  # operations, and the step that it had reached some steps after each
 
     @property
     def logs(self) -> list[target_process.Log]:
@@ -187,19 +214,22 @@ def timings(result: Any) -> dict[str, Any]:
     return {key: value for key, value in members.items() if key not in ("on_event", "log")}
 
 
-def operations(results: harness.Results, budget: harness.Budget, arguments: Any, reference: Job) -> list[Job]:
-    """All operations, on as few jobs as live through them; these jobs, ended."""
+def operations(
+    results: harness.Results, budget: harness.Budget, arguments: Any, reference: Job, start_s: float
+) -> list[Job]:
+    """All operations, the most wanted first, on as few jobs as live through them; these jobs, ended. Time is left for a
+    run as far as they went, whose start takes `start_s`."""
     import woodfrog
 
     job: Job | None = None
-    gpus = arguments.ranks  # rank k is on GPU k
+    gpus = arguments.gpus  # rank k is on GPU k, as far as there are so many
     stalls: list[float] = []
     jobs: list[Job] = []
 
     def running() -> Job:
         nonlocal job
         if job is None or not job.run.alive():
-            job = Job(f"managed-{len(results.rows)}", arguments, managed=True)
+            job = Job(f"managed-{len(results.rows)}", arguments, undisturbed=False)
             jobs.append(job)
             job.reach(10, arguments.start_s)
         return job
@@ -212,7 +242,8 @@ def operations(results: harness.Results, budget: harness.Budget, arguments: Any,
             row = timings(result)
             # CRIU's dump is no part of it; the floor is the driver's own calls in this very operation.
             ratio = (row["stall_s"] - row["stall_parts"].get("cpu", 0.0)) / row["driver_s"]
-            stalls.append(ratio)
+            if not options.get("precopy"):  # its pause is no part of the floor
+                stalls.append(ratio)
             woodfrog.rm(result.image)
             return {**row, "at_step": mine.last_step(), "stall_over_control": ratio}
 
@@ -245,11 +276,15 @@ def operations(results: harness.Results, budget: harness.Budget, arguments: Any,
 
         return work
 
-    def migrate() -> dict[str, Any]:
-        mine = running()
-        result = timings(woodfrog.migrate(mine.run.pid, mine.next_gpus(gpus), timeout=arguments.timeout_s))
-        mine.go_on()
-        return {**result, "gb_s": result["bytes"] / result["phases"]["copy"] / 1e9, "at_step": mine.last_step()}
+    def migrate(*, precopy: bool = False) -> Callable[[], dict[str, Any]]:
+        def work() -> dict[str, Any]:
+            mine = running()
+            goal = mine.next_gpus(gpus)
+            result = timings(woodfrog.migrate(mine.run.pid, goal, precopy=precopy, timeout=arguments.timeout_s))
+            mine.go_on()
+            return {**result, "gb_s": result["bytes"] / result["phases"]["copy"] / 1e9, "at_step": mine.last_step()}
+
+        return work
 
     def start() -> dict[str, Any]:
         mine = running()
@@ -264,29 +299,33 @@ def operations(results: harness.Results, budget: harness.Budget, arguments: Any,
     if first is not None and first["busbw_gb_s"]:
         results.summary["busbw_ratio"] = first["busbw_gb_s"] / (reference.logs[0].start or {})["busbw_gb_s"]
     # What time may not be left for comes last.
-    steps: list[tuple[str, Callable[[], dict[str, Any]]]] = [
+    steps: list[tuple[str, Callable[[], dict[str, Any]]]] = [("stop and restore", stop_restore())]
+    if gpus > 1:
+        steps.append(("stop and restore, GPUs exchanged", stop_restore(elsewhere=True)))
+    steps += [(f"checkpoint {number}", leave_running()) for number in range(10)]
+    steps += [
         ("checkpoint, no CPU side", leave_running(cpu=False)),
-        ("checkpoint 0", leave_running()),
-        ("stop and restore", stop_restore()),
+        ("suspend and resume, cold", suspend_resume("cold")),
+        ("suspend and resume, warm", suspend_resume("warm")),
+        ("checkpoint with precopy", leave_running(precopy=True)),
     ]
     if gpus > 1:
         steps += [
-            ("stop and restore, GPUs exchanged", stop_restore(elsewhere=True)),
+            ("migrate, GPUs exchanged", migrate()),
+            ("migrate with precopy, GPUs exchanged", migrate(precopy=True)),
             ("suspend and resume, GPUs exchanged", suspend_resume("cold", elsewhere=True)),
-            ("migrate, GPUs exchanged", migrate),
         ]
-    steps += [
-        ("suspend and resume, warm", suspend_resume("warm")),
-        ("suspend and resume, cold", suspend_resume("cold")),
-        *((f"checkpoint {number}", leave_running()) for number in range(1, 1 if arguments.quick else 10)),
-    ]
     wrong = 0
+    step_s = reference.step_s()
     for what, work in steps:
-        if not budget.allows(50):
+        furthest = max((one.last_step() for one in jobs), default=0)
+        if not budget.allows(start_s + 1.2 * step_s * furthest + OPERATION_S):
             results.add(what=what, ok=0, error="no time left")
             continue
         row = measured(results, what, arguments.step_s, work)
         wrong += row is None
+        if row is not None and job is not None:
+            job.marks.append((what, row["at_step"]))
         if row is None and job is not None:
             results.add(what=f"{what}: the job afterwards", alive=int(job.run.alive()), output=job.run.tail())
             job.end()
@@ -302,17 +341,25 @@ def operations(results: harness.Results, budget: harness.Budget, arguments: Any,
 
 
 def compare(results: harness.Results, budget: harness.Budget, arguments: Any, jobs: list[Job]) -> None:
-    """Each job's losses with those of a run that nothing disturbs, which goes as far as the time allows."""
+    """Each job's losses with those of a run that nothing disturbs, which goes as far as the time allows; then the
+    driver's own checkpoint of that run."""
     wanted = max((job.last_step() for job in jobs), default=0)
-    longer = Job("undisturbed-to-the-end", arguments, managed=False)
+    longer = Job("undisturbed-to-the-end", arguments, undisturbed=True)
     try:
         limit_s = max(20.0, budget.left_s)
         measured(
             results, "undisturbed to the end", limit_s + 5, lambda: longer.reach(wanted, limit_s) or {"steps": wanted}
         )
+        reached = longer.last_step()
+        found = [{"what": "losses", "last_step": job.last_step(), **compared(longer, job)} for job in jobs]
+        beyond = [what for job in jobs for what, at_step in job.marks if at_step <= reached]
+        results.add(what="operations that the comparison goes beyond", reached_step=reached, operations=beyond)
+        if arguments.program == "train_ddp" and budget.allows(DRIVER_ALONE_S):
+            measured(results, "the driver alone", DRIVER_ALONE_S, lambda: driver_alone(longer))
     finally:
         longer.end()
-    found = [{"what": "losses", "last_step": job.last_step(), **compared(longer, job)} for job in jobs]
+    results.summary["operations"] = sum(len(job.marks) for job in jobs)
+    results.summary["operations_compared"] = len(beyond)
     for row in found:
         results.add(**row)
     results.summary["compared_steps"] = sum(row["compared_steps"] for row in found)
@@ -325,7 +372,7 @@ def driver_alone(job: Job) -> dict[str, Any]:
         [sys.executable, "-c", DRIVER_ALONE, *map(str, job.pids())],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=DRIVER_ALONE_S - 5,
         check=False,
     )
     row: dict[str, Any] = {"exit_status": done.returncode, "said": done.stdout + done.stderr[-500:]}
@@ -337,7 +384,7 @@ def driver_alone(job: Job) -> dict[str, Any]:
 def train_ratio(results: harness.Results, arguments: Any) -> dict[str, Any]:
     """Throughput with ÷ without the interposer, within one job."""
     groups = 1 if arguments.quick else WITHIN_GROUPS
-    job = Job("within", arguments, managed=True, more=["--alternate", str(WITHIN_BLOCK)])
+    job = Job("within", arguments, undisturbed=False, more=["--alternate", str(WITHIN_BLOCK)])
     try:
         steps = 4 * WITHIN_BLOCK * groups
         job.reach(steps, arguments.start_s + 40)
@@ -358,7 +405,8 @@ def pinned_copies() -> dict[str, Any]:
 
 def main() -> int:
     parser = harness.parser(__doc__ or "", budget_s=280.0)
-    parser.add_argument("--ranks", type=int, default=2, help="as many as GPUs")
+    parser.add_argument("--ranks", type=int, default=2, help="processes that use GPUs")
+    parser.add_argument("--gpus", type=int, default=0, help="GPUs that they are on; default: one for each")
     parser.add_argument("--program", default="train_ddp", choices=list(QUICK))
     parser.add_argument("--step-s", type=float, default=45.0, help="the most seconds of one operation")
     parser.add_argument("--start-s", type=float, default=60.0, help="the most seconds of a job's start")
@@ -366,34 +414,42 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=150, help="of the undisturbed run that is timed")
     parser.add_argument("target", nargs="*", help="options of the program, after --")
     arguments = parser.parse_args()
+    arguments.gpus = arguments.gpus or arguments.ranks
+    if arguments.gpus < arguments.ranks:
+        arguments.target = [*ONE_GPU.get(arguments.program, []), *arguments.target]
     if arguments.quick:
         arguments.target = [*arguments.target, *QUICK[arguments.program]]
     arguments.work.mkdir(parents=True, exist_ok=True)
     name = "multi_gpu" if arguments.program == "train_ddp" else f"multi_gpu_{arguments.program}"
+    name += "_one_gpu" if arguments.gpus == 1 else ""
     results, budget = harness.Results(name), harness.Budget(arguments.budget_s)
-    reference = Job("undisturbed", arguments, managed=False)
+    reference = Job("undisturbed", arguments, undisturbed=True)
+
+    begun = time.monotonic()
 
     def undisturbed() -> dict[str, Any]:
-        reference.reach(arguments.steps, arguments.start_s + 25)
-        return {"step_s": reference.step_s(), **(reference.logs[0].start or {})}
+        reference.run.wait_start(arguments.start_s)
+        start_s = time.monotonic() - begun
+        reference.reach(arguments.steps, 25)
+        return {"start_s": start_s, "step_s": reference.step_s(), **(reference.logs[0].start or {})}
 
     try:
         found = measured(results, "undisturbed", arguments.start_s + 30, undisturbed)
         if found is None:
             results.add(what="output", output=reference.run.tail())
-        elif arguments.program == "train_ddp":
-            measured(results, "the driver alone", 80, lambda: driver_alone(reference))
     finally:
         reference.end()
-    if found is not None and arguments.program == "train_ddp":
+    if found is not None and arguments.program == "train_ddp" and not arguments.quick:
         measured(results, "training within one job", 100, lambda: train_ratio(results, arguments))
-    pinned = measured(results, "pinned copies of all GPUs at once", 40, pinned_copies)
-    if found is not None:
-        compare(results, budget, arguments, operations(results, budget, arguments, reference))
-    if pinned is not None and "drain_gb_s" in results.summary:
-        results.summary["drain_ratio_sum"] = results.summary["drain_gb_s"] / pinned["gb_s"]
+    jobs = operations(results, budget, arguments, reference, found["start_s"]) if found is not None else []
+    if jobs:
+        compare(results, budget, arguments, jobs)
+    if arguments.program not in ("driver_ranks", "driver_share") and budget.allows(15):
+        pinned = measured(results, "pinned copies of all GPUs at once", 40, pinned_copies)
+        if pinned is not None and "drain_gb_s" in results.summary:
+            results.summary["drain_ratio_sum"] = results.summary["drain_gb_s"] / pinned["gb_s"]
     harness.finish(results, GOALS)
-    return 0
+    return 0 if results.summary.get("different_jobs") == 0 and not results.summary.get("failed_steps") else 1
 
 
 if __name__ == "__main__":

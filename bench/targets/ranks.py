@@ -1,6 +1,7 @@
 """What targets have in common that are one rank of a job: joining it, a log of their own, the bus they see.
 
-A rank is told its place by the environment, as torchrun tells it. NCCL on CUDA, gloo elsewhere.
+A rank is told its place by the environment, as torchrun tells it. NCCL where each has a GPU of its own; gloo where
+several are on one (NCCL refuses that), and elsewhere.
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ def join(kind: str) -> tuple[int, Any]:
     import torch.distributed as dist
 
     rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
-    device = torch.device("cuda", local) if kind == "cuda" else torch.device(kind)
-    if kind == "cuda":
-        torch.cuda.set_device(local)
-    dist.init_process_group("nccl" if kind == "cuda" else "gloo")
+    if kind != "cuda":
+        dist.init_process_group("gloo")
+        return rank, torch.device(kind)
+    gpus = torch.cuda.device_count()
+    device = torch.device("cuda", local % gpus)
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if int(os.environ["WORLD_SIZE"]) <= gpus else "gloo")
     return rank, device
 
 
@@ -33,11 +37,11 @@ def log_path(rank: int) -> str:
 
 
 def bus_bandwidth(device: Any) -> float | None:
-    """GB/s of an all_reduce, counted as nccl-tests do (bytes * 2 (n-1)/n / time): the best of three. CUDA only."""
+    """GB/s of an all_reduce, counted as nccl-tests do (bytes * 2 (n-1)/n / time): the best of three. NCCL only."""
     import torch
     import torch.distributed as dist
 
-    if device.type != "cuda":
+    if device.type != "cuda" or dist.get_backend() != "nccl":
         return None
     buffer = torch.ones(BUS_BYTES // 4, device=device)
     ranks = dist.get_world_size()

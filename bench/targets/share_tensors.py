@@ -1,9 +1,9 @@
 """Target: CUDA tensors passed between processes by torch.multiprocessing, a parent and its workers.
 
-The parent owns tensors that every worker has open, each worker some that the parent has open (worker k on GPU k, as far
-as there are so many). At each step the parent changes its own, each worker mixes that into its own, and the step's
-value is a checksum of all of them as the parent sees them: a mapping that is no longer the same memory shows at once.
-Integers only, so nothing depends on an order of sums.
+The parent, on GPU 0, owns tensors that every worker has open, each worker some that the parent has open (worker k on
+GPU k + 1, as far as there are so many). At each step the parent changes its own, each worker mixes that into its own,
+and the step's value is a checksum of all of them as the parent sees them: a mapping that is no longer the same memory
+shows at once. Integers only, so nothing depends on an order of sums.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def device_of(number: int, arguments: argparse.Namespace) -> Any:
 
     if arguments.device != "cuda":
         return torch.device(arguments.device)
-    return torch.device("cuda", max(number, 0) % torch.cuda.device_count())
+    return torch.device("cuda", (number + 1) % torch.cuda.device_count())
 
 
 def filled(words: int, first: int, device: Any) -> Any:

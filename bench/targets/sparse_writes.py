@@ -9,20 +9,12 @@ from __future__ import annotations
 
 import random
 import zlib
-from typing import Any
 
 import driver_calls
 import protocol
+from driver_memory import checked
 
 PLACE_BYTES = 64
-
-
-def checked(result: tuple[Any, ...]) -> Any:
-    """The value that a driver call returned; SystemExit if it failed."""
-    error, *values = result
-    if int(error) != 0:
-        raise SystemExit(f"sparse_writes: the driver said {error!r}")
-    return values[0] if values else None
 
 
 def main() -> None:
