@@ -139,13 +139,15 @@ class RestoredFiles:
             raise
 
     @contextmanager
-    def filled(self, image: Image) -> Iterator[dict[str, int]]:
+    def filled(self, image: Image, before: Callable[[], None]) -> Iterator[dict[str, int]]:
         """Around CRIU's restore, which maps them: the image's contents are there at the end, each chunk compared with
-        its digest. What Criu.restore is to pass on. BadImageError."""
-        with _aside(partial(self._fill, image) if self._records or self._lent else None):
+        its digest. What Criu.restore is to pass on. `before` waits for what is to have the processors first.
+        BadImageError."""
+        with _aside(partial(self._fill, image, before) if self._records or self._lent else None):
             yield {record.mapped_as: fd for record, fd in zip(self._records, self._fds, strict=True)}
 
-    def _fill(self, image: Image) -> None:
+    def _fill(self, image: Image, before: Callable[[], None]) -> None:
+        before()
         places = [(fd, 0) for fd in self._fds] + self._places
         descriptors, offsets = zip(*places, strict=True)
         image.extract_files([*self._records, *self._lent], descriptors, offsets=offsets)

@@ -60,18 +60,21 @@ class CpuPages:
         finally:
             self.gate.shut()
 
-    def wait(self) -> None:
-        """Until they are whole; raises what kept them from it."""
+    def join(self) -> None:
+        """Until they are whole or cannot be had."""
         if self._thread is not None:
             self._thread.join()
+
+    def wait(self) -> None:
+        """Until they are whole; raises what kept them from it."""
+        self.join()
         if self._failure is not None:
             raise self._failure
 
     def close(self) -> None:
         """Ends the filling if it still goes on. Safe to repeat."""
         self.progress.cancel()
-        if self._thread is not None:
-            self._thread.join()
+        self.join()
         self.gate.close()
         self._close_files()
 

@@ -360,7 +360,7 @@ class Restore(OnOneTarget):
         try:
             with (
                 self.runner.counting("cpu", JointProgress([pages.progress])),
-                self._control_files.filled(self._opened) as inherited,
+                self._control_files.filled(self._opened, pages.join) as inherited,
             ):
                 restored = self._criu.restore(
                     self._cpu_folder.path,

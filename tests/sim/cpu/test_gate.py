@@ -18,7 +18,25 @@ from woodfrog.cpu.gate import Gate
 from woodfrog.errors import WoodfrogError
 from woodfrog.target.reaper import Reaper
 
-from .programs import Program, Start, assert_gapless, end, wait_until
+from .programs import COUNTER, Program, Start, assert_gapless, end, wait_until
+
+# Memory of every kind that CRIU keeps in files of pages: the process's own, shared without a name, of a memfd.
+SHARED = """
+import mmap, os, time
+size = 4 << 20
+memory = os.memfd_create("held")
+os.truncate(memory, size)
+maps = [mmap.mmap(-1, size), mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), mmap.mmap(memory, size)]
+pattern = os.urandom(4096)
+for one in maps:
+    one[:] = pattern * (size // 4096)
+n = 0
+while True:
+    assert all(one[:] == pattern * (size // 4096) for one in maps)
+    n += 1
+    print(n, flush=True)
+    time.sleep(0.01)
+"""
 
 
 def dump_without_pages(criu: Criu, program: Program, directory: Path) -> Path:
@@ -48,11 +66,12 @@ def gates() -> list[int]:
     return found
 
 
+@pytest.mark.parametrize("code", [COUNTER, SHARED], ids=["counter", "kinds of memory"])
 def test_pages_that_come_while_criu_waits_are_what_is_restored(
-    criu: Criu, start: Start, reaper: Reaper, tmp_path: Path
+    criu: Criu, start: Start, reaper: Reaper, tmp_path: Path, code: str
 ) -> None:
-    program = start()
-    program.wait_for_more(20)
+    program = start(code)
+    program.wait_for_more(5)
     aside = dump_without_pages(criu, program, tmp_path / "image")
     gate = Gate()
     before = []
