@@ -7,6 +7,7 @@ empty) without it. Must never create a context.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -63,8 +64,10 @@ def format_uuid(uuid: bytes) -> str:
     return "GPU-" + "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
 
+@functools.cache
 def driver_branch() -> tuple[int, ...] | None:
-    """The driver's own version, e.g. (580, 159, 4); None when NVML is not there (the simulated GPU has none)."""
+    """The driver's own version, e.g. (580, 159, 4); None when NVML is not there (the simulated GPU has none).
+    Asked once: no driver is exchanged while this process has it loaded, and each question initialises NVML."""
     with _nvml() as nvml:
         if nvml is None:
             return None
