@@ -28,6 +28,7 @@ from pathlib import Path
 
 from woodfrog.cpu import images, time_wait
 from woodfrog.cpu.pid_namespace import NewNamespace
+from woodfrog.cpu.protobuf import Fields
 from woodfrog.cpu.rewrite import Changes, rewritten
 from woodfrog.errors import BadImageError, RefusedError, TargetState
 
@@ -46,11 +47,17 @@ class FilePlan:
     notes: list[str] = field(default_factory=list)
 
 
-def plan(directory: Path, changes: Changes | None = None, namespace: NewNamespace | None = None) -> FilePlan:
+def plan(
+    directory: Path,
+    changes: Changes | None = None,
+    namespace: NewNamespace | None = None,
+    listed: list[Fields] | None = None,
+) -> FilePlan:
     """Compare the open files of the dump in `directory` with the filesystem as it is now; touches nothing. `changes`:
-    other files are opened instead of some. With `namespace`, files are those that are bound there."""
+    other files are opened instead of some. With `namespace`, files are those that are bound there. `listed`:
+    images.file_records of it."""
     paths = changes.paths if changes is not None else {}
-    found = [replace(file, path=paths.get(file.path, file.path)) for file in images.open_files(directory)]
+    found = [replace(file, path=paths.get(file.path, file.path)) for file in images.open_files(directory, listed)]
     written = {file.path for file in found if _writes(file.flags)}
     result = FilePlan()
     for file in found:
@@ -76,7 +83,7 @@ def plan(directory: Path, changes: Changes | None = None, namespace: NewNamespac
         else:
             result.sizes[file.file_id] = status.st_size
             result.notes.append(f"{change}; the target writes on in it")
-    for socket in images.socket_files(directory):
+    for socket in images.socket_files(directory, listed):
         path = namespace.seen_from_here(socket.path) if namespace else socket.path
         if namespace and path == socket.path and path in _bound_sockets():
             # CRIU would take the name from whoever has it, most likely another instance.
@@ -98,8 +105,9 @@ def prepare(
     Raises RefusedError naming every file that stands in the way. `scratch` must exist and belong to the caller.
     """
     changes = changes or Changes()
-    ports = changes.require_ports(directory)
-    result = plan(directory, changes, namespace)
+    listed = images.file_records(directory)
+    ports = changes.require_ports(directory, listed)
+    result = plan(directory, changes, namespace, listed)
     if result.problems:
         raise RefusedError(
             "The target's files are not as they were at the checkpoint: " + "; ".join(result.problems) + ".",

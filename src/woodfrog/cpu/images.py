@@ -107,12 +107,18 @@ def tasks(directory: Path) -> list[Task]:
     return found
 
 
-def open_files(directory: Path) -> list[OpenFile]:
+def file_records(directory: Path) -> list[Fields]:
+    """CRIU's list of open files, for whoever asks several of the functions below: a large program has many hundred of
+    them, mapped libraries included, and they are read in Python."""
+    return list(records(directory / "files.img", FILES_MAGIC))
+
+
+def open_files(directory: Path, listed: list[Fields] | None = None) -> list[OpenFile]:
     """Regular files that CRIU opens by path at restore; deleted files are not among them."""
     path = directory / "files.img"
     remapped = {original for original, _ in _remaps(directory)}
     found = []
-    for fields in records(path, FILES_MAGIC):
+    for fields in file_records(directory) if listed is None else listed:
         if required(path, fields, _FILE_TYPE) != _TYPE_REG or FILE_REG not in fields:
             continue
         reg = nested(path, fields, FILE_REG)
@@ -138,11 +144,11 @@ def open_files(directory: Path) -> list[OpenFile]:
     return found
 
 
-def socket_files(directory: Path) -> list[SocketFile]:
+def socket_files(directory: Path, listed: list[Fields] | None = None) -> list[SocketFile]:
     """Unix sockets bound to an absolute path of the filesystem; abstract and relative names are not among them."""
     path = directory / "files.img"
     found = []
-    for fields in records(path, FILES_MAGIC):
+    for fields in file_records(directory) if listed is None else listed:
         if required(path, fields, _FILE_TYPE) != _TYPE_UNIX or _FILE_UNIX not in fields:
             continue
         socket = nested(path, fields, _FILE_UNIX)
@@ -160,11 +166,11 @@ def socket_files(directory: Path) -> list[SocketFile]:
     return found
 
 
-def listening(directory: Path) -> set[Listening]:
+def listening(directory: Path, listed: list[Fields] | None = None) -> set[Listening]:
     """Where the dumped tree listened for TCP connections."""
     path = directory / "files.img"
     found = set()
-    for fields in records(path, FILES_MAGIC):
+    for fields in file_records(directory) if listed is None else listed:
         if required(path, fields, _FILE_TYPE) == _TYPE_INET and FILE_INET in fields:
             socket = nested(path, fields, FILE_INET)
             if is_listening(path, socket):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from woodfrog.cpu import images
-from woodfrog.cpu.protobuf import damaged, fields_of, optional, required, spans, tag, varint, without
+from woodfrog.cpu.protobuf import Fields, damaged, fields_of, optional, required, spans, tag, varint, without
 from woodfrog.errors import RefusedError, TargetState
 
 _FILE = Path("files.img")
@@ -27,11 +27,11 @@ class Changes:
     ports: Mapping[int, int] = field(default_factory=dict)  # that it listens on, TCP
     owner: tuple[int, int] | None = None
 
-    def require_ports(self, directory: Path) -> set[int]:
+    def require_ports(self, directory: Path, listed: list[Fields] | None = None) -> set[int]:
         """The ports that the tree dumped there will listen on. RefusedError when it does not listen on one that is to
         change, would on one twice, or on one that somebody else has. CRIU would not see the last: it binds with
         SO_REUSEPORT, and where the other was restored by CRIU as well the kernel then gives the port to both."""
-        there = images.listening(directory)
+        there = images.listening(directory, listed)
         known = {one.port for one in there}
         if missing := sorted(set(self.ports) - known):
             found = ", ".join(map(str, sorted(known))) or "none"
