@@ -15,7 +15,8 @@ less what that many usual steps take, so it has the stall and what the drain and
 summary, the worse of the sizes: stall_beyond_floor_ms (the stall without the CPU side, less the driver's own calls in
 it; driver_s_… says what those took, which copies beside them may slow), drain_iteration_speed (of the steps while it
 drains; 1 if it had drained before the target ran on), effective_ratio_1min and _5min (1 - lost_s / interval, with the
-CPU side); per size and way with a suffix.
+CPU side); per size and way with a suffix. Where that stall went is in the rows: `stall_detail_ms`, and of it in the
+summary handle_calls_ms_… (the driver's calls for the handles) and between_ms_… (between the daemon's parts).
 
 Results go to concurrent.json. (A file concurrent.py in this folder would hide Python's own module from the others.)
 

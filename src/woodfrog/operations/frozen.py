@@ -173,8 +173,7 @@ class FrozenTarget:
     def check_mappings(self) -> None:
         """WireError when what was said to lie in the memory cannot be. Not looked at before the target has let go of
         its memory: it waits, and has thousands of them."""
-        for member in self.members:
-            member.read_mappings()
+        _ = self.mappings
 
     def take_dirty(self) -> Tracked:
         """What the target may have written since its last image, as far as it follows its launches. Not `told` of

@@ -88,24 +88,20 @@ class Member:
 
     @property
     def mappings(self) -> list[Mapping]:
-        """What it exported, as `note` numbers handles and devices."""
+        """What it exported, as `note` numbers handles and devices; WireError when they cannot be."""
         if self._mappings is None:
-            self._mappings = self.read_mappings()
+            self._mappings = [
+                Mapping(
+                    one.address,
+                    one.size_bytes,
+                    self._number(one.handle),
+                    one.offset_bytes,
+                    self.note.job_ordinal(one.device),
+                    one.kind,
+                )
+                for one in (self._mapped.mappings if self._mapped is not None else ())
+            ]
         return self._mappings
-
-    def read_mappings(self) -> list[Mapping]:
-        """`mappings`; WireError when they cannot be."""
-        return [
-            Mapping(
-                one.address,
-                one.size_bytes,
-                self._number(one.handle),
-                one.offset_bytes,
-                self.note.job_ordinal(one.device),
-                one.kind,
-            )
-            for one in (self._mapped.mappings if self._mapped is not None else ())
-        ]
 
     def owns(self, handle: HandleNote) -> bool:
         """Whether `handle` is one of this process's."""
