@@ -83,21 +83,25 @@ def forget(path: Path) -> None:
         os.close(descriptor)
 
 
-def memory_rate(data: memoryview, threads: int) -> float:
-    """memcpy of it by that many threads into memory that is there already: bytes/s."""
+def memory_rate(data: memoryview, thread_counts: Sequence[int]) -> tuple[float, int]:
+    """memcpy of it into memory that is there already: bytes/s with the best of these numbers of threads, and which."""
     target = mmap.mmap(-1, len(data))
     source_view, target_view = (ctypes.c_char).from_buffer(data), (ctypes.c_char).from_buffer(target)
     source, there = ctypes.addressof(source_view), ctypes.addressof(target_view)
-    share = len(data) // threads
 
-    def copy(number: int) -> None:
-        ctypes.memmove(there + number * share, source + number * share, share)
+    def rate(threads: int) -> float:
+        share = len(data) // threads
 
-    jobs = [lambda n=n: copy(n) for n in range(threads)]  # type: ignore[misc]
-    in_threads(jobs, threads)  # the first touch of the target's pages is not copying
-    seconds = timed(lambda: in_threads(jobs, threads))
+        def copy(number: int) -> None:
+            ctypes.memmove(there + number * share, source + number * share, share)
+
+        jobs = [lambda n=n: copy(n) for n in range(threads)]  # type: ignore[misc]
+        return share * threads / timed(lambda: in_threads(jobs, threads))
+
+    rate(max(thread_counts))  # the first touch of the target's pages is not copying
+    best = max((rate(threads), threads) for threads in thread_counts)
     del source_view, target_view
-    return share * threads / seconds
+    return best
 
 
 def s3_rates(client: Any, data: memoryview, object_bytes: int) -> tuple[float, float]:

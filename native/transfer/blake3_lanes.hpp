@@ -140,6 +140,10 @@ void hash_leaves(const uint8_t *input, size_t count, uint64_t counter, Value *ou
                 (block == 0 ? flag_chunk_start : 0) | (block == blocks_per_leaf - 1 ? flag_chunk_end : 0);
             Vector m[16];
             load_blocks(m, blocks, size_t{block} * block_bytes);
+            // The next leaves, a line of each: the processor sees too many streams too close together to fetch ahead by
+            // itself. Behind the end of the input this reads nothing.
+            for (unsigned lane = 0; lane < lanes; lane++)
+                __builtin_prefetch(blocks[lane] + size_t{lanes} * leaf_bytes + size_t{block} * block_bytes);
             compress(cv, m, counter_low, counter_high, broadcast(block_bytes), broadcast(flags));
         }
         store_values(cv, here, out + done);
