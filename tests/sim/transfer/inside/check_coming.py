@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -98,6 +99,31 @@ def test_what_comes_later_is_copied_as_well(
     imported.release()
     created.release()
     assert free_bytes() == before
+
+
+def test_copying_begins_before_the_rest_is_made(view: View, arenas: SimpleNamespace) -> None:
+    """The second group is made only once something of the first has been copied."""
+    device = transfer.Device(0)
+    calls: list[int] = []
+
+    def create(sizes: list[int], nodes: list[int]) -> list[transfer.Memory]:
+        calls.append(len(sizes))
+        deadline = time.monotonic() + 30
+        while len(calls) > 1 and progress.bytes_done == 0:
+            assert time.monotonic() < deadline, "nothing is copied before everything is there"
+            time.sleep(0.001)
+        return device.create_memories(sizes, nodes)
+
+    devices = SimpleNamespace(by_uuid=lambda uuid: SimpleNamespace(create_memories=create))
+    data = GpuData(devices, HANDLES[:-2], {0: "0"})  # type: ignore[arg-type]
+    progress = data.new_progress(whole=True)
+    try:
+        data.create_first()
+        data.refill(arenas, spaces_from(arenas, 0, data), progress)  # type: ignore[arg-type]
+        assert calls == [GROUP_ALLOCATIONS, GROUP_ALLOCATIONS, 3]
+        assert progress.bytes_done == data.size_bytes
+    finally:
+        data.release()
 
 
 @pytest.mark.parametrize("nth", [1, 2, 4])
