@@ -95,9 +95,10 @@ class Promotions:
             return False
 
     def latest(self, root_pid: int) -> Promotion | None:
-        """The newest promotion of that target, ended or not."""
+        """The newest promotion of that target, ended or not; of those who had its number before, none."""
         with self._lock:
-            return self._latest.get(root_pid)
+            found = self._latest.get(root_pid)
+        return None if found is not None and found.state != RUNNING and not found.notes.alive else found
 
     def overtaken(self, root_pid: int) -> None:
         """An operation has moved all memory of that target: what had stopped is of no use to anybody any more."""

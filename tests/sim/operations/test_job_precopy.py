@@ -22,12 +22,13 @@ from woodfrog.image.repository import ImageRepository
 
 MIB = 1 << 20
 BEFORE, HASHED, QUIESCE = "checkpoint.precopy.before", "precopy.round.hashed", "checkpoint.quiesce.before"
+EXPORTED = "precopy.peek.exported"  # all gates are closed
 SWAP = {"0": "1", "1": "0"}
 
 
 @pytest.fixture
 def holds(tmp_path: Path) -> Holds:
-    return Holds(tmp_path / "holds", BEFORE, HASHED, QUIESCE, "migrate.quiesce.before")
+    return Holds(tmp_path / "holds", BEFORE, EXPORTED, HASHED, QUIESCE, "migrate.quiesce.before")
 
 
 @pytest.fixture
@@ -202,7 +203,7 @@ def test_shared_memory_that_changes_while_a_migration_copies_ahead_is_one_and_ri
     job.end()
 
 
-@pytest.mark.parametrize("point", [BEFORE, HASHED, QUIESCE])
+@pytest.mark.parametrize("point", [BEFORE, EXPORTED, HASHED, QUIESCE])
 @pytest.mark.parametrize("stop", [False, True], ids=["leave-running", "stop"])
 def test_a_process_killed_during_the_rounds_leaves_the_others_running(
     make: Callable[..., Product], holds: Holds, point: str, stop: bool
@@ -247,7 +248,7 @@ def test_ranks_that_do_not_come_to_rest_in_time_for_a_round_run_on(make: Callabl
     job.check_runs_right()
 
 
-@pytest.mark.parametrize("point", ["precopy.peek.exported", HASHED, "migrate.precopy.after"])
+@pytest.mark.parametrize("point", [EXPORTED, HASHED, "migrate.precopy.after"])
 def test_a_failure_or_a_killed_daemon_within_a_round_leaves_the_ranks_running(
     make_product: Callable[..., Product], tmp_path: Path, point: str
 ) -> None:
