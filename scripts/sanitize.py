@@ -26,7 +26,8 @@ sys.meta_path[:] = [finder for finder in sys.meta_path if "ScikitBuild" not in t
 
 @dataclass(frozen=True)
 class Sanitizer:
-    """One build, and what is run with it. `inside` files run in a process that has the simulated driver."""
+    """One build, and what is run with it. `inside` files run in a process that has the simulated driver; `followed` are
+    run with a target whose launches are followed, as with `woodfrog run --track`."""
 
     name: str
     flags: str
@@ -34,6 +35,7 @@ class Sanitizer:
     libraries: tuple[str, ...]
     environment: dict[str, str]
     tests: tuple[str, ...]
+    followed: tuple[str, ...]
     inside: tuple[str, ...]
 
 
@@ -55,8 +57,13 @@ SANITIZERS = {
             "--ignore=tests/unit/native/test_kernel_build.py",  # nvcc does not bear a preloaded library
             "tests/sim/interpose/test_handover.py",
             "tests/sim/interpose/test_quiesce.py",
+            "tests/sim/interpose/test_guard.py",  # copy-on-write
+            "tests/sim/interpose/test_ipc.py",
+            "tests/sim/interpose/test_sharing.py",
+            "tests/sim/interpose/test_conformance.py",
         ),
-        ("check_memory.py", "check_copies.py", "check_packs.py"),
+        ("tests/sim/interpose/test_quiesce.py", "tests/sim/interpose/test_guard.py"),
+        ("check_memory.py", "check_copies.py", "check_packs.py", "check_files.py", "check_staging.py"),
     ),
     "thread": Sanitizer(
         "thread",
@@ -64,7 +71,8 @@ SANITIZERS = {
         (),
         ("libtsan.so",),
         {"TSAN_OPTIONS": f"halt_on_error=1:report_signal_unsafe=0:suppressions={ROOT}/scripts/tsan.suppressions"},
-        ("tests/sim/interpose/test_quiesce.py",),
+        ("tests/sim/interpose/test_quiesce.py", "tests/sim/interpose/test_guard.py"),
+        ("tests/sim/interpose/test_quiesce.py", "tests/sim/interpose/test_guard.py"),
         # One of the gather kernel's tests: under this sanitizer the others take a minute and show it nothing more.
         (
             "check_copies.py",
@@ -101,6 +109,7 @@ def run(sanitizer: Sanitizer) -> bool:
         "WOODFROG_TEST_INTERPOSER": str(package / "woodfrog/_native/libwoodfrog_interpose.so"),
     }
     passed = pytest(list(sanitizer.tests), environment)
+    passed = pytest(list(sanitizer.followed), environment | {"WOODFROG_TEST_TRACK": "1"}) and passed
     inside = environment | {
         "LD_LIBRARY_PATH": str(package / "woodfrog/_native/simgpu"),
         "WOODFROG_SIMGPU_MEMORY": "512MiB",

@@ -24,9 +24,10 @@ from test_triton import only_template, runnable
 
 from woodfrog.errors import UsageError
 from woodfrog.kernels import WRITES, Access, Exactness, Launch, Template, templates
+from woodfrog.kernels.atoms import Atoms
 from woodfrog.kernels.catalogue import Catalogue
 from woodfrog.kernels.rewrite import Rewriter
-from woodfrog.kernels.values import Atom, Atoms, Condition, Poly, const
+from woodfrog.kernels.values import Atom, Condition, Poly, const
 
 EXAMPLES = int(os.environ.get("WOODFROG_LANE_EXAMPLES", "60"))
 BASE = 0x7F0000000000

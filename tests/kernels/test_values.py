@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from woodfrog.kernels.values import SPECIAL_BOUNDS, Atom, Atoms, Poly, const, static_bits, static_bounds
+from woodfrog.kernels.atoms import Atoms
+from woodfrog.kernels.values import SPECIAL_BOUNDS, Atom, Poly, const, static_bits, static_bounds
 
 NAMES = ("tid.x", "ntid.y", "ctaid.x")
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from woodfrog.kernels import limits
+from woodfrog.kernels.atoms import Atoms
 from woodfrog.kernels.error import AnalysisLimitError
 from woodfrog.kernels.flow import Edge, Flow
 from woodfrog.kernels.opcodes import destinations, registers
@@ -18,7 +19,6 @@ from woodfrog.kernels.values import (
     FALSE,
     TRUE,
     UNKNOWN,
-    Atoms,
     Condition,
     Poly,
     Value,

@@ -6,9 +6,10 @@ certain: that they stay near a base pointer, or below where they began.
 
 from __future__ import annotations
 
+from woodfrog.kernels.atoms import Atoms
 from woodfrog.kernels.execution import Execution, Phi
 from woodfrog.kernels.rewrite import Rewriter
-from woodfrog.kernels.values import Atom, Atoms, Poly, const, static_bounds
+from woodfrog.kernels.values import Atom, Poly, const, static_bounds
 
 
 class PhiSolutions:

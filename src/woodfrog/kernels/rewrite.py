@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from woodfrog.kernels import limits
-from woodfrog.kernels.values import ZERO, Atom, Atoms, Compare, Condition, Poly, const, join_conditions
+from woodfrog.kernels.atoms import Atoms
+from woodfrog.kernels.values import ZERO, Atom, Compare, Condition, Poly, const, join_conditions
 
 
 class Rewriter:
