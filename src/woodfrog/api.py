@@ -15,21 +15,17 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
 from woodfrog import launch
-from woodfrog.cpu import files as cpu_files
 from woodfrog.daemon import runtime_dir
 from woodfrog.daemon.client import Client, ensure_daemon
-from woodfrog.errors import BadImageError, NotFoundError, TargetState, UsageError, WoodfrogError
-from woodfrog.image import inspect as image_inspect
-from woodfrog.image.image import Image
-from woodfrog.image.layout import split_reference
-from woodfrog.image.repository import ImageRepository
+from woodfrog.errors import TargetState, UsageError, WoodfrogError
+from woodfrog.image_api import OnEvent, StorePath, images, inspect, open_image, place_of, rm, store_text, verify
 from woodfrog.results import (
     CheckpointResult,
     ImageInfo,
@@ -43,16 +39,17 @@ from woodfrog.results import (
     TargetInfo,
     VerifyResult,
 )
-from woodfrog.store.open import default_place
 
 __all__ = [
     "CheckpointResult",
     "ImageInfo",
     "MigrateResult",
+    "OnEvent",
     "PromotionResult",
     "RestoreResult",
     "ResumeResult",
     "StandbyResult",
+    "StorePath",
     "SuspendResult",
     "SwitchResult",
     "Target",
@@ -77,8 +74,6 @@ __all__ = [
     "verify",
 ]
 
-OnEvent = Callable[[dict[str, Any]], None]
-StorePath = str | os.PathLike[str] | None
 DEFAULT_TIMEOUT_S = 30.0
 # How long after a target's end the daemon's word on its exit code is waited for.
 _EXIT_CODE_S = 2.0
@@ -232,7 +227,7 @@ def checkpoint(
         "target": _target(target),
         "stop": stop or not leave_running,
         "cpu": cpu,
-        "store": _store(store),
+        "store": store_text(store),
         "name": name,
         "timeout_s": float(timeout),
         "compress": compress,
@@ -276,13 +271,13 @@ def restore(
     which then moves to the GPU, in pauses of a few milliseconds; "ordered" moves first what it uses first. `wait`
     returns only when all has moved. The daemon's report is in `target.details`; its `standby` says whether one was
     taken, its `promotion` what has become of that."""
-    store, image = _place_of(image, store)
+    store, image = place_of(image, store)
     params = {
         "image": image,
         "gpu_map": _gpu_map(gpu_map),
         "mode": mode,
         "wait": wait,
-        "store": _store(store),
+        "store": store_text(store),
         "verify": verify,
         "standby": standby,
         **_instance(new_pid_namespace, name, ports, binds, hook, hook_timeout),
@@ -313,11 +308,11 @@ def standby(
     keeps their data in the host arena (taking one costs a copy), "device" in the GPU's memory (taking one costs a
     remap), "mapped" in host memory that the process is mapped to when it is taken (a remap too; its data is promoted
     while it runs)."""
-    store, image = _place_of(image, store)
+    store, image = place_of(image, store)
     params = {
         "image": image,
         "gpu_map": _gpu_map(gpu_map),
-        "store": _store(store),
+        "store": store_text(store),
         "hold": hold,
         "count": count,
         **_instance(new_pid_namespace, name, ports, binds, hook, hook_timeout),
@@ -431,90 +426,6 @@ def ps() -> list[TargetInfo]:
         return _targets(client)
 
 
-def images(name: str | None = None, *, store: StorePath = None) -> list[ImageInfo]:
-    """The images of a store, damaged ones with their reason."""
-    try:
-        with _open_store(store) as repository:
-            entries = repository.list(name)
-    except NotFoundError:
-        if store is None:
-            return []  # nothing was ever written
-        raise
-    found: list[ImageInfo] = []
-    for entry in entries:
-        if entry.manifest is None:
-            reason = entry.error.reason if entry.error is not None else "unreadable"
-            found.append(ImageInfo(entry.reference, entry.name, entry.number, entry.path, error=reason))
-            continue
-        manifest = entry.manifest
-        found.append(
-            ImageInfo(
-                entry.reference,
-                entry.name,
-                entry.number,
-                entry.path,
-                kind=manifest.kind,
-                created_unix_s=manifest.created_unix_s,
-                gpu_bytes=manifest.gpu_bytes,
-                cpu_bytes=manifest.cpu_bytes,
-                leave_running=manifest.leave_running,
-                target_name=manifest.target_name,
-                parent=manifest.parent or "",
-                new_bytes=manifest.stats.gpu.new + manifest.stats.cpu.new,
-                stored_bytes=manifest.stats.gpu.stored + manifest.stats.cpu.stored,
-            )
-        )
-    return found
-
-
-def open_image(reference: str, *, store: StorePath = None) -> Image:
-    """The image itself, for a closer look. The caller closes it; until then it cannot be removed."""
-    store, reference = _place_of(reference, store)
-    repository = _open_store(store)
-    try:
-        return repository.open(reference).then(repository.close)
-    except BaseException:
-        repository.close()
-        raise
-
-
-def inspect(reference: str, *, store: StorePath = None) -> dict[str, Any]:
-    """What an image is: its manifest without chunk digests and allocation rows, as JSON-able values."""
-    with open_image(reference, store=store) as image:
-        return {**image_inspect.summary(image.manifest), "path": image.path}
-
-
-def verify(reference: str, *, store: StorePath = None, on_event: OnEvent | None = None) -> VerifyResult:
-    """Hash every chunk of an image. BadImageError (details: every problem) unless all have their digests."""
-    begun = time.monotonic()
-
-    def progress(done: int, total: int) -> None:
-        if on_event is not None:
-            seconds = time.monotonic() - begun
-            on_event(
-                {"event": "progress", "phase": "verify", "bytes_done": done, "bytes_total": total, "seconds": seconds}
-            )
-
-    with open_image(reference, store=store) as image:
-        problems = image.verify(progress)
-        if problems:
-            raise BadImageError(
-                f"{image.reference} is damaged: {problems[0]}"
-                + (f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""),
-                advice="use another image",
-                details={"problems": [{"path": p.path, "what": p.what, "chunk": p.chunk} for p in problems]},
-            )
-        return VerifyResult(image.reference, image.size_bytes, time.monotonic() - begun)
-
-
-def rm(reference: str, *, store: StorePath = None) -> str:
-    """Remove one image for good, and the hard links that its CPU side left beside the target's files; returns its full
-    reference. An error about the links comes after the image is gone, and says so."""
-    store, reference = _place_of(reference, store)
-    with _open_store(store) as repository:
-        return repository.remove(reference, _remove_links, files=cpu_files.LINK_FILES)
-
-
 def _call(verb: str, params: dict[str, Any], on_event: OnEvent | None, kind: type[_Result]) -> _Result:
     with ensure_daemon() as client:
         return msgspec.convert(client.call(verb, params, on_event), kind)
@@ -536,35 +447,6 @@ def _target(target: Target | int | str) -> int | str:
     if isinstance(target, int) and target < 1:
         raise UsageError(f"{target} is no process id")
     return target
-
-
-def _store(store: StorePath) -> str:
-    # Absolute and explicit: the daemon's environment and working directory are others than ours.
-    place = default_place() if store is None else os.fspath(store)
-    return place if place.startswith(("ram:", "s3://")) else str(Path(place.removeprefix("file://")).absolute())
-
-
-def _place_of(image: str, store: StorePath) -> tuple[StorePath, str]:
-    """The store and the reference in it of an image that may be written STORE/NAME@NUMBER."""
-    inside, reference = split_reference(image)
-    if inside is not None and store is not None:
-        raise UsageError(f"{image!r} names a store, and another one is given", advice="give the store once")
-    return (store if inside is None else inside), reference
-
-
-def _open_store(store: StorePath) -> ImageRepository:
-    return ImageRepository(_store(store), create=False)  # looking for something must not make it
-
-
-def _remove_links(cpu_directory: Path) -> None:
-    """For an image that is being removed: its name is gone already, whatever happens here."""
-    try:
-        cpu_files.remove_links(cpu_directory)
-    except (WoodfrogError, OSError) as error:
-        raise WoodfrogError(
-            f"the image is removed, but not the links that it may have left beside the target's files: {error}",
-            advice="if there are files link_remap.N of no other image in the directories of those files, remove them",
-        ) from error
 
 
 def _pidfd_open(pid: int) -> int:

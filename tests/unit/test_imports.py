@@ -19,7 +19,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("image", "target", "driver", "cpu"),
     ("operations",),
     ("daemon",),
-    ("launch",),
+    ("launch", "image_api"),
     ("api", "doctor", "trace"),
     ("store_api",),
     ("periodic",),
