@@ -1,4 +1,4 @@
-"""The verbs of the public API that read a store themselves, without a daemon; woodfrog.api offers them with the rest."""
+"""The verbs that read a store themselves, without a daemon; woodfrog.api offers them with the rest."""
 
 from __future__ import annotations
 
