@@ -329,16 +329,26 @@ def measure_launch(
     """What launch_loop says that a launch takes longer than past the interposer, with --track and without."""
     options = ["--steps", "1000000", "--launches", "2000" if arguments.quick else "20000"]
     for name, env in (("tracked", TRACK), ("untracked", {})):
-        with target_process.interposed("launch_loop", options, arguments.work, f"shadow-launch-{name}", env) as run:
+        label = f"shadow-launch-{name}"
+        hold = arguments.work / f"{label}.hold"
+        hold.write_text(str(WARM_STEPS))
+        with target_process.interposed(
+            "launch_loop", [*options, "--hold", str(hold)], arguments.work, label, env
+        ) as run:
+            player = Player(run, hold, bool(env))
             run.wait_step(WARM_STEPS)
             waiting = wait_for_catalogues(min(CATALOGUES_S, budget.left_s / 3))
+            # At rest both times: what it launches past the interposer does not wait for a checkpoint.
             checkpoint(run, store)
-            run.log.read()
-            begin = run.log.last_step + 2  # the one that was interrupted, and one that loads its catalogue
+            begin = WARM_STEPS + 1  # one that loads its catalogue
             end_s = time.monotonic() + min(LAUNCH_S, budget.left_s / 3)
+            player.hold_at(END)
             run.wait_step(begin + 3)
             while time.monotonic() < end_s:
                 run.wait_more_steps(1)
+            stop = run.log.last_step + 2
+            player.hold_at(stop)
+            run.wait_step(stop)
             lines = run.log.lines[begin:]
             call = checkpoint(run, store)
         added = [line["submit_ns_per_launch"] - line["direct_ns_per_launch"] for line in lines]

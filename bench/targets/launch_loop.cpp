@@ -1,7 +1,7 @@
 // launch_loop: launches of a tiny kernel, one after the other, as fast as the driver takes them. It measures what the
 // interposer adds to a launch.
 //
-//   --steps N (20)   steps, each of --launches M (20000) launches;  --log FILE, --pace-ms T
+//   --steps N (20)   steps, each of --launches M (20000) launches;  --log FILE, --pace-ms T, --hold FILE
 //
 // A step is launched in bursts that fit the launch queue, each followed by a wait, so that two rates come out: all
 // launches over all time (`launches_per_s`) and the time that the calls alone take (`submit_ns_per_launch`), which a
@@ -97,6 +97,7 @@ int main(int argc, char **argv) {
                      ", \"submit_ns_per_launch\": " + std::to_string(submit_ns.back()) +
                      ", \"direct_ns_per_launch\": " + std::to_string(direct_ns.back()));
         target::pace(options.real("pace-ms"));
+        target::hold(options.text("hold"), step);
     }
     log.done(steps, digest.value(),
              ", \"launches_per_s\": " + std::to_string(median(rates)) +

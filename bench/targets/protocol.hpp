@@ -14,6 +14,7 @@
 #include <cstring>
 #include <ctime>
 #include <fcntl.h>
+#include <fstream>
 #include <map>
 #include <string>
 #include <unistd.h>
@@ -31,6 +32,7 @@ class Options {
     Options(int argc, char **argv, std::map<std::string, std::string> defaults) : values_(std::move(defaults)) {
         values_.insert({"log", ""});
         values_.insert({"pace-ms", "0"});
+        values_.insert({"hold", ""});
         values_.insert({"seed", "1"});
         for (int i = 1; i < argc; i += 2) {
             const std::string name = argv[i];
@@ -153,6 +155,14 @@ inline void pace(double pace_ms) {
     left.tv_sec = static_cast<time_t>(pace_ms / 1000.0);
     left.tv_nsec = static_cast<long>((pace_ms - 1000.0 * static_cast<double>(left.tv_sec)) * 1e6);
     nanosleep(&left, nullptr); // a signal may end it early: the pace is a wish, not a promise
+}
+
+// Goes no further than the step whose number the file holds, if it is there (`--hold`).
+inline void hold(const std::string &path, uint64_t step) {
+    for (uint64_t last = 0; !path.empty() && std::ifstream(path) >> last && last != 0 && step >= last;) {
+        const timespec look{0, 1'000'000};
+        nanosleep(&look, nullptr);
+    }
 }
 
 } // namespace target

@@ -82,8 +82,8 @@ Recent::Known *Recent::find(CUfunction function, uint64_t now) {
 
 bool Recent::has(const unsigned char *record, size_t size_bytes, uint64_t now) {
     hash_ = hash_of(record, size_bytes);
-    const size_t set = hash_ >> 56;
-    const auto tag = static_cast<uint32_t>(hash_ >> 24);
+    const size_t set = hash_ >> kSetShift;
+    const auto tag = static_cast<uint32_t>(hash_ >> (kSetShift - 32));
     for (size_t way = 0; way < kWays; ++way) {
         const Slot &slot = slots_[set][way];
         if (tags_[set][way] == tag && slot.changes == now && slot.size_bytes == size_bytes &&
@@ -94,12 +94,12 @@ bool Recent::has(const unsigned char *record, size_t size_bytes, uint64_t now) {
 }
 
 void Recent::add(const unsigned char *record, size_t size_bytes, uint64_t now) {
-    const size_t set = hash_ >> 56, way = oldest_[set];
+    const size_t set = hash_ >> kSetShift, way = oldest_[set];
     Slot &slot = slots_[set][way];
     slot.changes = now;
     slot.size_bytes = size_bytes;
     memcpy(slot.record, record, size_bytes);
-    tags_[set][way] = static_cast<uint32_t>(hash_ >> 24);
+    tags_[set][way] = static_cast<uint32_t>(hash_ >> (kSetShift - 32));
     oldest_[set] = static_cast<uint8_t>((way + 1) % kWays);
 }
 
