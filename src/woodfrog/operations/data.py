@@ -10,18 +10,15 @@ import os
 import threading
 from array import array
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, groupby
-from operator import itemgetter
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from woodfrog.errors import BadImageError
-from woodfrog.faults import fault_point
 from woodfrog.image.chunks import Cut, packed
 from woodfrog.image.manifest import DIGEST_BYTES
-from woodfrog.operations.coming import Coming, groups
 from woodfrog.operations.context import Arenas, Devices
 from woodfrog.operations.notes import HandleNote
 from woodfrog.operations.space import Space
@@ -34,7 +31,6 @@ if TYPE_CHECKING:
 
 # Bytes of one copy between HBM and the arena: large enough for the bus, small enough to be cancelled at once.
 COPY_BYTES = 64 << 20
-Extents = list[tuple[int, tuple["Memory", int, int, int]]]  # NUMA node; memory, offset in it and in the arena, size
 LOCATION_BYTES = 32  # of one chunk, as the store's reader packs them for the native calls
 
 
@@ -102,9 +98,6 @@ class GpuData:
         self._devices = devices
         self._uuids = uuids
         self._memories: dict[int, Memory] = {}  # by the indices of the parts
-        self._exported: dict[int, int] = {}  # their descriptors, until `export_all` gives them out
-        self._make_more: Callable[[Device, Sequence[int]], list[Memory]] | None = None
-        self._coming: dict[int, list[list[int]]] = {}  # by the parts' numbers: what is not made yet, group by group
 
     @property
     def size_bytes(self) -> int:
@@ -116,47 +109,11 @@ class GpuData:
 
     def import_all(self, fds: Sequence[int]) -> None:
         """Map what the target exported; the caller keeps the descriptors."""
-        self._fill(self._importing(fds))
-
-    def import_first(self, fds: Sequence[int]) -> None:
-        """As `import_all`, but only so much that `drain` can begin; it maps the rest while it copies. Until then the
-        descriptors must stay open."""
-        self._begin(self._importing(fds))
-
-    def _importing(self, fds: Sequence[int]) -> Callable[[Device, Sequence[int]], list[Memory]]:
-        return lambda device, indices: device.import_memories(
-            [fds[index] for index in indices], [self.handles[index].size for index in indices]
-        )
-
-    def create_first(self) -> None:
-        """New memory of the same shape on the devices, as much as `refill` needs to begin; it makes and exports the
-        rest while it copies."""
-        nodes = [_node_here(handle.host_node) for handle in self.handles]
-
-        def make(device: Device, indices: Sequence[int]) -> list[Memory]:
-            made = device.create_memories(
-                [self.handles[index].size for index in indices], [nodes[index] for index in indices]
+        self._fill(
+            lambda device, indices: device.import_memories(
+                [fds[index] for index in indices], [self.handles[index].size for index in indices]
             )
-            # All are entered before any is exported: `release` finds what was made.
-            self._memories.update(zip(indices, made, strict=True))
-            for index, memory in zip(indices, made, strict=True):
-                self._exported[index] = memory.export_fd()
-            return made
-
-        self._begin(make)
-
-    def _begin(self, make: Callable[[Device, Sequence[int]], list[Memory]]) -> None:
-        self._make_more = make
-        for part in self.parts:
-            first, *rest = groups(part.indices, part.sizes)
-            self._make_group(part, first)
-            self._coming[part.number] = rest
-
-    def _make_group(self, part: DevicePart, indices: Sequence[int]) -> None:
-        assert self._make_more is not None
-        made = self._make_more(self.device_of(part), indices)
-        self._memories.update(zip(indices, made, strict=True))
-        fault_point("coming.made")
+        )
 
     def create_all(self, earlier: GpuData | None = None, on_host: Mapping[int, int] | None = None) -> None:
         """Take new memory of the same shape on the devices. Of `earlier`, on the same devices, the memories of the same
@@ -208,11 +165,10 @@ class GpuData:
     def export_all(self) -> list[int]:
         """A descriptor for each handle, of the memory created for it, owned by the caller; on failure none is left
         open. Handles of the same memory get copies of one descriptor, by which they will be known again."""
-        fds, self._exported = self._exported, {}
+        fds: dict[int, int] = {}
         try:
             for index, memory in self._memories.items():
-                if index not in fds:
-                    fds[index] = memory.export_fd()
+                fds[index] = memory.export_fd()
             for index, owner in enumerate(self.owners):
                 if index != owner:
                     fds[index] = os.dup(fds[owner])
@@ -229,10 +185,7 @@ class GpuData:
 
     def release(self) -> None:
         """Unmap everything; the memory itself lives on while somebody holds a descriptor of it."""
-        exported, self._exported = self._exported, {}
-        close_all(list(exported.values()))
         memories, self._memories = self._memories, {}
-        self._coming.clear()
         for memory in memories.values():
             memory.release()
 
@@ -254,30 +207,17 @@ class GpuData:
         self, copy: Callable[..., None], arenas: Arenas, spaces: Sequence[Space], progress: JointProgress
     ) -> None:
         def one_device(part: DevicePart, mine: Progress) -> None:
-            places = dict(zip(part.indices, accumulate(part.sizes, initial=0), strict=False))
-            space = spaces[part.number]
-
-            def extents(indices: Sequence[int]) -> Extents:
-                return [extent for index in indices for extent in self._extents(index, places[index], space)]
-
-            def come(indices: Sequence[int]) -> Extents:
-                self._make_group(part, indices)
-                return extents(indices)
-
-            there = [index for index in part.indices if index in self._memories]
-            with Coming(come, self._coming.pop(part.number, [])) as coming:
-                for batch in chain([extents(there)], coming):
-                    for node, group in groupby(sorted(batch, key=itemgetter(0)), key=itemgetter(0)):
-                        rows = [row for _, row in group]
-                        copy(rows, arenas.arena(node), chunk_bytes=COPY_BYTES, progress=mine)
+            rows: dict[int, list[tuple[Memory, int, int, int]]] = {}
+            offsets = accumulate(part.sizes, initial=0)
+            for index, offset, size_bytes in zip(part.indices, offsets, part.sizes, strict=False):
+                done = 0
+                for node, arena_offset, size in spaces[part.number].pieces(offset, size_bytes):
+                    rows.setdefault(node, []).append((self._memories[index], done, arena_offset, size))
+                    done += size
+            for node, extents in rows.items():
+                copy(extents, arenas.arena(node), chunk_bytes=COPY_BYTES, progress=mine)
 
         self.each_device(one_device, progress)
-
-    def _extents(self, index: int, begin: int, space: Space) -> Iterator[tuple[int, tuple[Memory, int, int, int]]]:
-        done = 0
-        for node, arena_offset, size in space.pieces(begin, self.handles[index].size):
-            yield node, (self._memories[index], done, arena_offset, size)
-            done += size
 
     # ── chunks: checkpoint and restore ──────────────────────────────────────────────────────────────────────────
 

@@ -203,24 +203,23 @@ class Resume:
             room.require_gpu(self._context.devices.by_uuid(uuid), size, "resuming the target")
 
     def _allocate(self) -> None:
-        """What the refill begins with; it makes the rest while it copies."""
         if self._target.lent is not None:
             return  # the driver makes it, and lends it
         if self._is_held:
             notes_fd, *self._target.fds = self._context.keeper.fetch(self._record.key)
             os.close(notes_fd)
             return
-        self._data.create_first()
+        self._data.create_all()
+        self._target.fds = self._data.export_all()
 
     def _refill(self) -> None:
         data, target = self._data, self._target
         if target.lent is not None:
             return
         if data.parts and not self._is_held:
-            progress = data.new_progress(whole=True)
+            progress = data.new_progress()
             with self.runner.counting(self._prefix + "refill", progress):
                 data.refill(self._context.arenas, [self._spaces[part.device] for part in data.parts], progress)
-            target.fds = data.export_all()
         # Only now: what the record holds must be whole, for a daemon that finds it.
         target.record.keep(target.notes, target.fds)
 

@@ -81,7 +81,7 @@ class Suspend(FreezingOperation):
     def data(self) -> list[Phase]:
         limits = self._limits
         return [
-            self._phase("import", self._import_first, self._release_data, limit_s=limits.short_s),
+            self._phase("import", self._import, self._release_data, limit_s=limits.short_s),
             self._phase("drain", self._drain, limit_s=limits.long_s),
         ]
 
@@ -164,16 +164,11 @@ class Suspend(FreezingOperation):
         target.release()
         target.detach()
 
-    def _import_first(self) -> None:
-        """What the drain begins with; it maps the rest of what was handed over while it copies."""
-        if self._data is not None:
-            self._data.import_first(self._target.fds)
-
     def _drain(self) -> None:
         data = self._data
         if data is None or not data.parts:
             return
-        progress = data.new_progress(whole=True)
+        progress = data.new_progress()
         with self.runner.counting(self._prefix + "drain", progress):
             data.drain(self._context.arenas, [self._spaces[part.device] for part in data.parts], progress)
 

@@ -140,7 +140,7 @@ class Switch:
         larger, smaller = leaving.data(), coming.data()
         if coming.data_bytes > leaving_bytes:
             larger, smaller = smaller, larger
-        # The larger one is what all of it waits for: the driver is asked for the other one's memory once it has begun.
+        # The larger one is what all of it waits for, and mapping its memory takes longer while copies run beside.
         smaller[0] = replace(smaller[0], after=(larger[0].name,))
         steps: list[Step] = [
             *leaving.begin(),

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from product import Product
 
-from woodfrog.errors import NoSpaceError, RefusedError, WoodfrogError
+from woodfrog.errors import NoSpaceError, RefusedError
 
 
 @pytest.mark.parametrize("managed", [True, False], ids=["managed", "driver only"])
@@ -43,26 +42,6 @@ def test_suspended_data_outlives_a_killed_daemon(product: Product) -> None:
     product.kill_daemon()
     [row] = product.call("ps")
     assert row["state"] == "suspended"
-    product.call("resume", target=target.pid)
-    target.check_runs_right()
-
-
-def test_a_failure_while_memory_comes_leaves_the_target_where_it_was(
-    make_product: Callable[..., Product], tmp_path: Path
-) -> None:
-    faults = "coming.made:error:2,coming.made:enospc:7"  # three groups: in the first drain, in the first refill
-    environment = {"WOODFROG_FAULTS": faults, "WOODFROG_FAULTS_STATE": str(tmp_path)}
-    product = make_product(environment=environment, daemon_arguments=["--arena", "128M"])
-    target = product.run("--kib", "2048", "--buffers", "36")
-    with pytest.raises(WoodfrogError) as raised:
-        product.call("suspend", target=target.pid)
-    assert (raised.value.phase, raised.value.target_state) == ("coming.made", "running")
-    target.wait_steps(1)
-    product.call("suspend", target=target.pid)
-    with pytest.raises(NoSpaceError) as raised:
-        product.call("resume", target=target.pid)
-    assert (raised.value.phase, raised.value.target_state) == ("refill", "suspended")
-    assert product.gpu_free_bytes() == product.gpu_total_bytes()
     product.call("resume", target=target.pid)
     target.check_runs_right()
 

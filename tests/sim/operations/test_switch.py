@@ -205,33 +205,6 @@ def test_no_failure_of_any_phase_leaves_both_off_the_gpu(
     assert {path.name.split(":")[0] for path in state.iterdir()} == set(points)
 
 
-MANY = ("--kib", "2048", "--buffers", "36")  # allocations in three groups (operations.coming)
-
-
-def test_no_failure_while_memory_comes_leaves_both_off_the_gpu(
-    make_product: Callable[..., Product], tmp_path: Path
-) -> None:
-    """The first suspend passes the point three times, and a switch that succeeds six times."""
-    state = tmp_path / "fired"
-    state.mkdir()
-    faults = ("error:5", "enospc:9", "timeout:13")
-    environment = {
-        "WOODFROG_FAULTS": ",".join(f"coming.made:{fault}" for fault in faults),
-        "WOODFROG_FAULTS_STATE": str(state),
-    }
-    walk(make_product(environment=environment, daemon_arguments=["--arena", "256M"]), *MANY)
-    assert {path.name for path in state.iterdir()} == {f"coming.made:{fault}" for fault in faults}
-
-
-def test_a_daemon_killed_while_memory_comes_loses_neither(make_product: Callable[..., Product], tmp_path: Path) -> None:
-    state = tmp_path / "fired"
-    state.mkdir()
-    environment = {"WOODFROG_FAULTS": "coming.made:kill:6", "WOODFROG_FAULTS_STATE": str(state)}
-    product = make_product(environment=environment, daemon_arguments=["--arena", "256M"])
-    walk(product, *MANY)
-    assert len(list(state.iterdir())) == 1
-
-
 @pytest.mark.parametrize("points", [("out_drain", "in_refill"), ("out_commit", "in_return", "out_end")])
 def test_a_daemon_killed_within_a_switch_loses_neither(
     make_product: Callable[..., Product], tmp_path: Path, points: tuple[str, ...]
