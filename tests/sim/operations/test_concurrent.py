@@ -147,6 +147,16 @@ def test_everything_is_overwritten_while_a_copy_of_it_drains(make_bench: Callabl
     assert (device["way"], device["drained_bytes"]) == ("copy", 0)
     assert device["copied_bytes"] == result["gpu_new_bytes"]
     assert result["stall_parts"].keys() == {"quiesce", "handover", "control", "restore", "return", "data"}
+    commands = {"quiesce", "export_memory", "release_memory", "return_batch", "resume"}
+    detail = result["stall_detail"]
+    assert detail["daemon"].keys() == commands | {"keeper", "dirty", "guard"} | (
+        {"detach"} if result["cpu_bytes"] else set()
+    )
+    assert sum(detail["daemon"].values()) < result["stall_s"] - result["driver_s"]
+    [agent] = detail["agents"]
+    assert agent.keys() == commands
+    assert agent["return_batch"]["import_call"][1] == result["gpu_handles"]
+    assert "properties_call" not in agent["return_batch"]  # it is what was released
     assert device["snapshot_bytes"] == result["gpu_bytes"]
     assert bench.product.gpu_free_bytes() == free
     bench.check()
