@@ -71,7 +71,12 @@ SANITIZERS = {
         (),
         ("libtsan.so",),
         {"TSAN_OPTIONS": f"halt_on_error=1:report_signal_unsafe=0:suppressions={ROOT}/scripts/tsan.suppressions"},
-        ("tests/sim/interpose/test_quiesce.py", "tests/sim/interpose/test_guard.py"),
+        (
+            "tests/unit/native/test_uring.py",
+            "tests/unit/native/test_guard.py",
+            "tests/sim/interpose/test_quiesce.py",
+            "tests/sim/interpose/test_guard.py",
+        ),
         ("tests/sim/interpose/test_quiesce.py", "tests/sim/interpose/test_guard.py"),
         # One of the gather kernel's tests: under this sanitizer the others take a minute and show it nothing more.
         (
