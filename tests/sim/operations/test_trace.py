@@ -257,7 +257,7 @@ def test_a_target_of_ours_is_not_taken_from_the_daemon(product: Product) -> None
 
 
 def test_ctrl_c_brings_it_back(make_product: Callable[..., Product]) -> None:
-    product = make_product(environment={"WOODFROG_SIMGPU_LATENCY_MS": "checkpoint:1500"})
+    product = make_product(environment={"WOODFROG_SIMGPU_LATENCY_MS": "checkpoint:4000"})
     target = product.run(managed=False)
     trace = start_trace(product, target.pid)
     wait_until_in_the_driver(target.pid)
