@@ -424,7 +424,7 @@ class Checkpoint(FreezingOperation):
         self._target.bring_back_driver()
 
     def _return(self) -> None:
-        # A drain beside it makes the driver's mapping calls three times as long (concurrent.json, 2026-11-30).
+        # A drain beside it makes the driver's mapping calls three times as long (concurrent_bf8b5b4.json, 2026-11-30).
         self._may_drain.clear()
         try:
             self._target.bring_back_memory()
