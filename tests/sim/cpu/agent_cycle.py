@@ -19,8 +19,9 @@ from woodfrog._native import paths
 from woodfrog.cpu import criu
 from woodfrog.driver.process import DriverProcess, is_cuda_process
 from woodfrog.target import discovery
+from woodfrog.target.channel import listen
 from woodfrog.target.identity import Identity
-from woodfrog.target.link import AgentLink, listen
+from woodfrog.target.link import AgentLink
 from woodfrog.target.preconditions import refuse, survey
 from woodfrog.target.process import ProcessTree
 from woodfrog.target.reaper import Reaper, become_subreaper

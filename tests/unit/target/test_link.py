@@ -14,7 +14,8 @@ import pytest
 
 from woodfrog.errors import NoSpaceError, RefusedError, TimeoutExceededError, WoodfrogError
 from woodfrog.target import wire
-from woodfrog.target.link import AgentLink, listen
+from woodfrog.target.channel import listen
+from woodfrog.target.link import AgentLink
 from woodfrog.target.memory import Handle
 from woodfrog.target.wire import Message, WireError
 
