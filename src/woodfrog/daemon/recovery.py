@@ -29,9 +29,9 @@ from woodfrog.daemon.keeper_client import KeeperClient
 from woodfrog.daemon.targets import Targets
 from woodfrog.driver.process import DriverProcess, ProcessState
 from woodfrog.errors import BadImageError, NotFoundError, TargetLostError, WoodfrogError
-from woodfrog.operations.checkpoint import end_tree
 from woodfrog.operations.context import Context
 from woodfrog.operations.dump_folder import folder_of, remove_abandoned
+from woodfrog.operations.end_tree import end_tree
 from woodfrog.operations.frozen import FrozenTarget
 from woodfrog.operations.instance import end_namespace, use_outer_numbers
 from woodfrog.operations.members import AGENT_TIMEOUT_S

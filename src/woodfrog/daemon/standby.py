@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from woodfrog.daemon.targets import Targets
 from woodfrog.errors import NotFoundError, RefusedError, TargetLostError, UsageError
-from woodfrog.operations.checkpoint import end_tree
 from woodfrog.operations.context import Context
+from woodfrog.operations.end_tree import end_tree
 from woodfrog.operations.notes import HOLD_DEVICE, HOLD_HOST, HOLD_MAPPED, Notes
 from woodfrog.operations.phases import Emit
 from woodfrog.operations.restore import RestoreRequest

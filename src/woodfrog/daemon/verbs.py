@@ -15,7 +15,7 @@ from woodfrog.daemon.targets import Resolved
 from woodfrog.errors import NotFoundError, RefusedError, TargetState, UsageError, WoodfrogError
 from woodfrog.image.writer import parse_compression
 from woodfrog.operations import room
-from woodfrog.operations.checkpoint import CheckpointRequest
+from woodfrog.operations.checkpoint_plan import CheckpointRequest
 from woodfrog.operations.concurrent import check_way
 from woodfrog.operations.manifest import version
 from woodfrog.operations.migrate import Migrate, MigrateRequest

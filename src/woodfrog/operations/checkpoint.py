@@ -11,18 +11,15 @@ all that is new has left its memory.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
-import re
 import threading
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from woodfrog.cpu import pagemap
-from woodfrog.errors import NoSpaceError, NotFoundError, RefusedError, TargetState, UsageError, WoodfrogError
+from woodfrog.errors import NoSpaceError, RefusedError, TargetState, UsageError, WoodfrogError
 from woodfrog.operations import concurrent, history, lent, precopy, room
 from woodfrog.operations import manifest as manifests
+from woodfrog.operations.checkpoint_plan import CheckpointPlan, CheckpointRequest, image_name, whole_chunks
 from woodfrog.operations.clean import Clean, CleanChangedError
 from woodfrog.operations.concurrent import Allowance
 from woodfrog.operations.context import Context
@@ -30,12 +27,12 @@ from woodfrog.operations.control_files import ControlFiles
 from woodfrog.operations.copy_on_write import CopyOnWrite
 from woodfrog.operations.data import GpuData
 from woodfrog.operations.dump_folder import dump_folder
+from woodfrog.operations.end_tree import end_tree
 from woodfrog.operations.failure import explain
 from woodfrog.operations.freezing import FreezingOperation
 from woodfrog.operations.frozen import FrozenTarget
 from woodfrog.operations.history import Baseline, LastImage
 from woodfrog.operations.increment import Increment
-from woodfrog.operations.instance import end_namespace
 from woodfrog.operations.lent import LentMemory
 from woodfrog.operations.phases import Beside, Emit, Phase, Runner, Step
 from woodfrog.operations.precopy import Precopy
@@ -44,7 +41,6 @@ from woodfrog.operations.space import Space
 from woodfrog.operations.staging import first_positions
 from woodfrog.operations.survey import Surveyed, survey
 from woodfrog.target import connections, pid_namespace
-from woodfrog.target.process import ProcessTree
 from woodfrog.target.tracking import Tracked
 
 if TYPE_CHECKING:
@@ -63,59 +59,6 @@ STALL_PHASES = (
     "restore",
     "return",
 )  # the target waits for these, one after the other
-REAP_TIMEOUT_S = 5.0  # of what is our own child; the reaper's thread does it within milliseconds
-
-
-@dataclass(frozen=True)
-class CheckpointRequest:
-    """What was asked for. `store` is a path or URL, or empty for the default one; `name` empty: the target's own.
-    Without `incremental` all memory crosses the bus and is compared; what is stored is the same. With `check_clean`
-    what a target's followed launches cannot have written is hashed all the same, and a difference is an error.
-    `concurrent`: how a target that runs on is spared the wait for its data (operations/concurrent.py). `precopy`:
-    rounds of copies before it comes to rest (operations/precopy.py)."""
-
-    root_pid: int
-    stop: bool = False
-    cpu: bool = True
-    store: str = ""
-    name: str = ""
-    timeout_s: float = 30.0
-    compress: str = "auto"
-    incremental: bool = True
-    check_clean: bool = False
-    concurrent: str = concurrent.AUTO
-    precopy: bool = False
-
-
-@dataclass(frozen=True)
-class CheckpointPlan:
-    """What the survey decided; can be printed. `arena_bytes` by the target's device ordinal: what the memory that is
-    new is expected to take; `ring`: the arena cannot hold that, it streams to the store; `tight`: the store has no room
-    for as much as was expected, so what really is new decides."""
-
-    surveyed: Surveyed
-    request: CheckpointRequest
-    name: str
-    ring: bool
-    disk_bytes: int
-    last: LastImage | None = None
-    arena_bytes: dict[int, int] = field(default_factory=dict)
-    tight: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "target": self.surveyed.to_dict(),
-            "image": self.name,
-            "parent": self.last.reference if self.last else None,
-            "stop": self.request.stop,
-            "cpu": self.request.cpu,
-            "incremental": self.request.incremental,
-            "concurrent": self.request.concurrent,
-            "precopy": self.request.precopy,
-            "ring": self.ring,
-            "arena_bytes": sum(self.arena_bytes.values()),
-            "disk_bytes": self.disk_bytes,
-        }
 
 
 class Checkpoint(FreezingOperation):
@@ -598,27 +541,3 @@ class Checkpoint(FreezingOperation):
             parts[precopy.PHASE] = self._precopy.stats.pause_s
         parts["data"] = waits.get("return", 0.0)
         return parts
-
-
-def whole_chunks(size_bytes: int, chunk_bytes: int) -> int:
-    """`size_bytes` rounded up to whole chunks."""
-    return -(-size_bytes // chunk_bytes) * chunk_bytes
-
-
-def image_name(target_name: str) -> str:
-    """A name that a store takes, for a target whose own may be anything that fits into its environment."""
-    return re.sub(r"[^A-Za-z0-9._-]", "-", target_name).lstrip("._-")[:63] or "target"
-
-
-def end_tree(context: Context, root_pid: int, alive: bool) -> None:
-    """Kill the tree below `root_pid` and wait for its end; nothing happens when it has ended already."""
-    if not alive:
-        return
-    init = pid_namespace.init_above(root_pid)
-    with contextlib.suppress(NotFoundError), ProcessTree(root_pid) as tree:
-        ours = [process.identity for process in tree.processes if process.parent_pid == os.getpid()]
-        tree.kill()
-        for identity in ours:
-            context.reaper.wait(identity, REAP_TIMEOUT_S)
-    if init is not None:
-        end_namespace(context.reaper, init.identity)

@@ -27,12 +27,12 @@ from woodfrog.image import compatibility
 from woodfrog.image.image import Image
 from woodfrog.operations import hook as hooks
 from woodfrog.operations import machine, placement, room, telling
-from woodfrog.operations.checkpoint import end_tree
 from woodfrog.operations.context import Context
 from woodfrog.operations.control_files import RestoredFiles
 from woodfrog.operations.cpu_folder import CpuFolder
 from woodfrog.operations.cpu_pages import CpuPages
 from woodfrog.operations.data import GpuData, JointProgress, require_digests
+from woodfrog.operations.end_tree import end_tree
 from woodfrog.operations.frozen import FrozenTarget, OnOneTarget
 from woodfrog.operations.history import LastImage
 from woodfrog.operations.hook import DEFAULT_TIMEOUT_S

@@ -12,7 +12,8 @@ from typing import Any
 
 from woodfrog.errors import TargetState
 from woodfrog.operations import concurrent
-from woodfrog.operations.checkpoint import Checkpoint, CheckpointRequest
+from woodfrog.operations.checkpoint import Checkpoint
+from woodfrog.operations.checkpoint_plan import CheckpointRequest
 from woodfrog.operations.context import Context
 from woodfrog.operations.copy_on_write import UnseenWriteError
 from woodfrog.operations.frozen import FrozenTarget
