@@ -144,6 +144,8 @@ class Job:
         start = target_process.interposed if managed else target_process.plain
         ranks = 0 if alone else arguments.ranks
         environment = dict(NCCL)
+        if arguments.pool_mib:
+            environment["WOODFROG_POOL_MIB"] = str(arguments.pool_mib)
         if arguments.gpus < arguments.ranks:
             visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(arguments.gpus)))
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(visible.split(",")[: arguments.gpus])
@@ -411,6 +413,7 @@ def main() -> int:
     parser.add_argument("--step-s", type=float, default=45.0, help="the most seconds of one operation")
     parser.add_argument("--start-s", type=float, default=60.0, help="the most seconds of a job's start")
     parser.add_argument("--timeout-s", type=float, default=20.0, help="for the job to come to rest")
+    parser.add_argument("--pool-mib", type=int, default=0, help="$WOODFROG_POOL_MIB of the job")
     parser.add_argument("--steps", type=int, default=150, help="of the undisturbed run that is timed")
     parser.add_argument("target", nargs="*", help="options of the program, after --")
     arguments = parser.parse_args()
