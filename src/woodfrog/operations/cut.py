@@ -18,8 +18,8 @@ A process that is far behind would need a round of questions for each of hundred
 one: twice as many each time that no other process has become idle or busy meanwhile, else one again. Of those it takes
 an eighth (16 at most) without a look, and stops by itself when it is not idle again at once after them, for one of
 them may wait for others. So it goes too far by so many at most, and then the others are behind. When that has happened
-(it is busy, and another one has become idle) nobody may take more than half as many steps at once from then on: after
-a few times that is one, and all that is said above holds.
+(another one has become idle, and it is still busy when its own work must be done) nobody may take more than half as
+many steps at once from then on: after a few times that is one, and all that is said above holds.
 
 What it cannot handle: work that waits for a process that is not part of the target, or for a host function captured
 into a graph that calls the driver; there the time-out comes. A kernel that spins in a per-thread default stream looks
@@ -41,6 +41,7 @@ from woodfrog.target.link import Held
 # Work that needs nobody else ends by itself, and a process that is let on meanwhile only gives the others more to catch
 # up with. Only idle ones are let on, and they stop when they are idle no more, so that is not much.
 PATIENCE_S = 0.02
+QUEUE_S = 0.05  # what a round has queued on its GPU, beside the work of others
 LOOK_S = 0.002  # how long a process is given to become idle after a step: more than a kernel of a collective takes
 LONGEST_LOOK_S = 0.02  # when nobody can take a step, looking more often would change nothing
 ANSWER_S = 0.1  # beyond its look, until an agent counts as held up by the driver
@@ -75,20 +76,23 @@ class _Watch:
         self._last = rank
         rank.stride = min(2 * rank.stride, self._most)
 
-    def look(self) -> None:
-        """The newest answers are there."""
+    def look(self) -> _Rank | None:
+        """The newest answers are there. Gives the process that may have gone too far."""
         before, self._idle = self._idle, self._who()
         if self._idle == before:
-            return
+            return None
         self.since = time.monotonic()
         last = self._last
         mine = {last.member.pid} if last is not None else set[int]()
         if not (self._idle ^ before) - mine:
-            return
-        if last is not None and not last.idle and last.took > 1 and self._idle - before:
-            self._most = max(1, last.took // 2)  # it has gone too far
+            return None
         for rank in self._ranks:
             rank.stride = 1
+        return last if last is not None and not last.idle and last.took > 1 and self._idle - before else None
+
+    def too_far(self, rank: _Rank) -> None:
+        """That one waits for others now: nobody may take so many steps at once any more."""
+        self._most = max(1, rank.took // 2)
 
     def _who(self) -> set[int]:
         return {rank.member.pid for rank in self._ranks if rank.idle}
@@ -112,6 +116,17 @@ class _Rank:
     def can_step(self) -> bool:
         return self.held is not None and self.held.waiting > 0
 
+    def to_dict(self) -> dict[str, int | bool | None]:
+        """What is known of it, for who asks why the others wait; `waiting` is None when its agent does not answer."""
+        return {
+            "pid": self.member.pid,
+            "idle": self.idle,
+            "waiting": self.held.waiting if self.held is not None else None,
+            "steps": self.steps,
+            "stride": self.stride,
+            "fruitless": self.fruitless,
+        }
+
 
 def come_to_rest(members: Sequence[Member], operation: int, timeout_s: float) -> CutStats:
     """All gates closed and all GPUs idle, and every agent knows it. TimeoutExceededError; whatever is raised, gates may
@@ -127,7 +142,13 @@ def come_to_rest(members: Sequence[Member], operation: int, timeout_s: float) ->
         while not all(rank.idle for rank in ranks):
             if time.monotonic() > deadline:
                 raise _timed_out(ranks, timeout_s)
-            watch.look()
+            ahead = watch.look()
+            if ahead is not None:
+                # What it has queued may be its own work only, which ends by itself.
+                _look(pool, [ahead], operation, QUEUE_S)
+                if ahead.idle:
+                    continue
+                watch.too_far(ahead)
             rank = _next(ranks, busy_too=time.monotonic() - watch.since > BUSY_PATIENCE_S)
             if rank is None:
                 _look(pool, ranks, operation, look_s)
@@ -203,5 +224,9 @@ def _timed_out(ranks: Sequence[_Rank], timeout_s: float) -> WoodfrogError:
         advice="it runs on; try again with a larger --timeout. Work that waits for a process outside of the target "
         "never ends this way: run all of them as one target",
         pid=busy[0],
-        details={"busy": busy, "steps": sum(rank.steps for rank in ranks)},
+        details={
+            "busy": busy,
+            "steps": sum(rank.steps for rank in ranks),
+            "processes": [rank.to_dict() for rank in ranks],
+        },
     )

@@ -64,10 +64,29 @@ def test_whoever_goes_too_far_halves_what_may_be_taken_until_it_is_one() -> None
         most.append(max(1, first.took // 2))
         become(first, idle=False)
         become(second, idle=True)
-        watch.look()
+        ahead = watch.look()
+        assert ahead is (first if first.took > 1 else None)
+        if ahead is not None:
+            watch.too_far(ahead)
         first, second = second, first  # now the other one is behind
     assert most == sorted(most, reverse=True)
     assert most[-1] == 1
     take(watch, first)
     watch.look()
     assert first.stride == 1
+
+
+def test_whoever_had_only_work_of_its_own_queued_halves_nothing() -> None:
+    first, second = rank(1, idle=True), rank(2, idle=False)
+    watch = _Watch([first, second])
+    take(watch, first)
+    take(watch, first)
+    become(first, idle=False)
+    become(second, idle=True)
+    assert watch.look() is first
+    become(first, idle=True)  # within the time that it is given
+    watch.look()
+    for _ in range(11):
+        take(watch, first)
+        watch.look()
+    assert first.stride == MOST_STEPS
