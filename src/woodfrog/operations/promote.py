@@ -16,7 +16,8 @@ import os
 import threading
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -171,8 +172,8 @@ class Promote(OnOneTarget):
         """What lies on host memory now, with descriptors of it."""
         self._leave_out_dead()
         self._target.check_alive()
-        for member in self._target.members:
-            with member.link().hosted() as hosted:
+        for member in list(self._target.members):
+            with self._unless_it_dies(), member.link().hosted() as hosted:
                 fds = hosted.fds.take()
                 self._pieces += [Piece(member, one, fd) for one, fd in zip(hosted.handles, fds, strict=True)]
         if self._request.notes.mode == ORDERED:
@@ -207,13 +208,23 @@ class Promote(OnOneTarget):
         self._leave_out_dead()
         self._leave_access()
         self._keep_profile()
-        for member in self._target.members:
-            with member.link().hosted() as hosted:
+        for member in list(self._target.members):
+            with self._unless_it_dies(), member.link().hosted() as hosted:
                 self.stats.left_bytes += hosted.size_bytes
         if not self.stats.reason:
             self._record.drop()
             if self.stats.left_bytes:
                 self.stats.reason = "the application shares it with other processes"
+
+    @contextmanager
+    def _unless_it_dies(self) -> Iterator[None]:
+        """What is asked of a process that ends meanwhile is not asked, as long as others live."""
+        try:
+            yield
+        except TargetLostError as lost:
+            if not self._leave_out_dead():
+                raise
+            log.info("the promotion of %s goes on without a process of it: %s", self._target.notes.name, lost)
 
     def _leave_out_dead(self) -> bool:
         """Processes that have ended are none of the target's any more; whether there are such, and others that live."""

@@ -35,6 +35,8 @@ Collector = Callable[[wire.Message], None]
 Channel = TypeVar("Channel", bound="AgentChannel")
 
 HELLO_TIMEOUT_S = 5.0
+# The kernel closes the sockets of a process that is being killed before it has ended.
+ENDING_S = 2.0
 CUDA_ERROR_DEINITIALIZED = 4  # cuda.h
 
 _STATE_OF_TARGET = {
@@ -154,7 +156,7 @@ class AgentChannel:
                 raise self._broken(error) from None
             except (ConnectionError, BrokenPipeError) as error:
                 why = os.strerror(error.errno) if error.errno else "it closed the connection"
-                raise self._lost(name, why) from None
+                raise self._lost(name, why, ENDING_S) from None
         if reply.status != 0:
             raise self._refusal(name, reply)
         return reply
@@ -285,8 +287,9 @@ class AgentChannel:
             target_state=_STATE_OF_TARGET[state],
         )
 
-    def _lost(self, command: str, why: str) -> WoodfrogError:
-        alive = self._handle is not None and self._handle.identity.is_alive()
+    def _lost(self, command: str, why: str, ending_s: float = 0.0) -> WoodfrogError:
+        handle = self._handle
+        alive = handle is not None and handle.identity.is_alive() and not handle.ends_within(ending_s)
         state = self.state
         self.close()
         if not alive:

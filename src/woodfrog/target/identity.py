@@ -70,6 +70,10 @@ class ProcessHandle:
         """False once it has ended, also while it is still a zombie."""
         return self._pidfd >= 0 and not _readable(self._pidfd, 0)
 
+    def ends_within(self, timeout_s: float) -> bool:
+        """Whether it has ended, or does so in that time. Not known, so False, once this is closed."""
+        return self._pidfd >= 0 and _readable(self._pidfd, timeout_s)
+
     def require_alive(self) -> None:
         """TargetLostError when the process has ended."""
         if not self.is_alive():

@@ -53,13 +53,16 @@ def dump_without_pages(criu: Criu, program: Program, directory: Path) -> Path:
     return aside
 
 
-def gates() -> list[int]:
-    """Processes that wait at a gate."""
+def gates(image: Path) -> list[int]:
+    """Processes that wait at the gate of a restore of that image; other tests have gates of their own."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
-                if (entry / "comm").read_text() == "woodfrog-gate\n":
+                if (entry / "comm").read_text() != "woodfrog-gate\n":
+                    continue
+                parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
+                if os.fsencode(image) in Path("/proc", parent, "cmdline").read_bytes():
                     found.append(int(entry.name))
             except (FileNotFoundError, ProcessLookupError):
                 continue
@@ -77,7 +80,7 @@ def test_pages_that_come_while_criu_waits_are_what_is_restored(
     before = []
 
     def fill() -> None:
-        wait_until(lambda: bool(gates()), "CRIU at its gate")
+        wait_until(lambda: bool(gates(tmp_path / "image")), "CRIU at its gate")
         before.extend(path for path in Path("/proc").iterdir() if path.name == str(program.pid))
         for path in aside.iterdir():
             with (tmp_path / "image" / path.name).open("r+b") as file:
@@ -107,7 +110,7 @@ def test_a_gate_that_is_shut_ends_criu_with_nothing_restored(criu: Criu, start: 
         criu.restore(tmp_path / "image", log_directory=tmp_path / "logs", timeout_s=60, gate=gate)
     gate.close()
     assert not Path(f"/proc/{program.pid}").exists()
-    assert gates() == []
+    assert gates(tmp_path / "image") == []
 
 
 RESTORES = """
@@ -126,10 +129,10 @@ def test_criu_ends_with_nothing_restored_when_who_fills_the_pages_is_killed(
     program.wait_for_more(20)
     dump_without_pages(criu, program, tmp_path / "image")
     filler = subprocess.Popen([sys.executable, "-c", RESTORES, str(tmp_path / "image"), str(tmp_path / "logs")])
-    wait_until(lambda: bool(gates()), "CRIU at its gate")
+    wait_until(lambda: bool(gates(tmp_path / "image")), "CRIU at its gate")
     filler.send_signal(signal.SIGKILL)
     filler.wait()
-    wait_until(lambda: not gates(), "the end of what waited at the gate")
+    wait_until(lambda: not gates(tmp_path / "image"), "the end of what waited at the gate")
     log = next((tmp_path / "logs").glob("*/restore.log"))
     wait_until(lambda: "Aborting restore due to pre-restore script" in log.read_text(), "CRIU's giving up")
     assert not Path(f"/proc/{program.pid}").exists()
