@@ -115,6 +115,23 @@ class Ceiling:
         }
 
 
+@contextmanager
+def _both_memories(device_bytes: int, host_bytes: int) -> Iterator[tuple[int, int]]:
+    """GPU memory that was written once, and pinned host memory; in a context of their own."""
+    with context(), populated_memory(host_bytes) as host:
+        _call("cuMemHostRegister", host, host_bytes, 0)
+        try:
+            device = int(_call("cuMemAlloc", device_bytes))
+            try:
+                _call("cuMemsetD32", device, 0x5EED5EED, device_bytes // 4)
+                _call("cuCtxSynchronize")
+                yield device, host
+            finally:
+                _call("cuMemFree", device)
+        finally:
+            _call("cuMemHostUnregister", host)
+
+
 def copy_ceiling(size_bytes: int, *, ring_bytes: int = 2 * GIB, repetitions: int = 3) -> Ceiling:
     """Copies ``size_bytes`` each way through a pinned ring, on one and on two streams, and keeps the best of each.
 
@@ -123,27 +140,17 @@ def copy_ceiling(size_bytes: int, *, ring_bytes: int = 2 * GIB, repetitions: int
     ring_bytes = min(ring_bytes, size_bytes)
     best: dict[str, float] = {"cuMemcpyDtoHAsync": 0.0, "cuMemcpyHtoDAsync": 0.0}
     best_streams = 1
-    with context(), populated_memory(ring_bytes) as host:
-        _call("cuMemHostRegister", host, ring_bytes, 0)
-        try:
-            device = int(_call("cuMemAlloc", size_bytes))
-            try:
-                _call("cuMemsetD32", device, 0x5EED5EED, size_bytes // 4)
-                _call("cuCtxSynchronize")
-                streams = [_call("cuStreamCreate", 1) for _ in range(2)]  # 1: CU_STREAM_NON_BLOCKING
-                for count in (1, 2):
-                    for call in best:
-                        for _ in range(repetitions):
-                            rate = size_bytes / _copy_s(call, device, host, size_bytes, ring_bytes, streams[:count])
-                            if rate > best[call]:
-                                best[call] = rate
-                                best_streams = count
-                for stream in streams:
-                    _call("cuStreamDestroy", stream)
-            finally:
-                _call("cuMemFree", device)
-        finally:
-            _call("cuMemHostUnregister", host)
+    with _both_memories(size_bytes, ring_bytes) as (device, host):
+        streams = [_call("cuStreamCreate", 1) for _ in range(2)]  # 1: CU_STREAM_NON_BLOCKING
+        for count in (1, 2):
+            for call in best:
+                for _ in range(repetitions):
+                    rate = size_bytes / _copy_s(call, device, host, size_bytes, ring_bytes, streams[:count])
+                    if rate > best[call]:
+                        best[call] = rate
+                        best_streams = count
+        for stream in streams:
+            _call("cuStreamDestroy", stream)
     return Ceiling(best["cuMemcpyDtoHAsync"], best["cuMemcpyHtoDAsync"], best_streams, size_bytes)
 
 
@@ -170,25 +177,15 @@ def both_ways_s(to_host_bytes: int, to_device_bytes: int, *, ring_bytes: int = 2
     Needs twice ``ring_bytes`` of free GPU memory and of host memory. Raises DriverError.
     """
     ring_bytes = min(ring_bytes, max(to_host_bytes, to_device_bytes))
-    with context(), populated_memory(2 * ring_bytes) as host:
-        _call("cuMemHostRegister", host, 2 * ring_bytes, 0)
-        try:
-            device = int(_call("cuMemAlloc", 2 * ring_bytes))
-            try:
-                _call("cuMemsetD32", device, 0x5EED5EED, 2 * ring_bytes // 4)
-                _call("cuCtxSynchronize")
-                streams = [_call("cuStreamCreate", 1) for _ in range(4)]  # 1: CU_STREAM_NON_BLOCKING
-                ways = (
-                    ("cuMemcpyDtoHAsync", host, device, to_host_bytes),
-                    ("cuMemcpyHtoDAsync", device + ring_bytes, host + ring_bytes, to_device_bytes),
-                )
-                seconds = [_both_ways_once_s(ways, ring_bytes, streams) for _ in range(repetitions)]
-                for stream in streams:
-                    _call("cuStreamDestroy", stream)
-            finally:
-                _call("cuMemFree", device)
-        finally:
-            _call("cuMemHostUnregister", host)
+    with _both_memories(2 * ring_bytes, 2 * ring_bytes) as (device, host):
+        streams = [_call("cuStreamCreate", 1) for _ in range(4)]  # 1: CU_STREAM_NON_BLOCKING
+        ways = (
+            ("cuMemcpyDtoHAsync", host, device, to_host_bytes),
+            ("cuMemcpyHtoDAsync", device + ring_bytes, host + ring_bytes, to_device_bytes),
+        )
+        seconds = [_both_ways_once_s(ways, ring_bytes, streams) for _ in range(repetitions)]
+        for stream in streams:
+            _call("cuStreamDestroy", stream)
     return min(seconds)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import driver_memory
 import protocol
+import workers
 
 
 def work(number: int, connection: Any, arguments: argparse.Namespace) -> None:
@@ -37,40 +38,26 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--kib", type=int, default=4096, help="of each allocation")
     arguments = parser.parse_args()
-    context = multiprocessing.get_context("spawn")  # a forked child has no CUDA
-    connections, processes = [], []
-    for number in range(arguments.workers):
-        ours, theirs = context.Pipe()
-        process = context.Process(target=work, args=(number, theirs, arguments), daemon=True)
-        process.start()
-        theirs.close()
-        connections.append(ours)
-        processes.append(process)
+    started = workers.Workers(multiprocessing, arguments.workers, work, arguments)
     size = arguments.kib << 10
     own = driver_memory.Gpu(0)
     mine = own.alloc(size)
-    for connection in connections:
-        connection.send(own.give(mine))
+    given = started.ask(own.give(mine))
     gpus = [driver_memory.Gpu(number + 1) for number in range(arguments.workers)]
-    theirs = [gpu.take(connection.recv()) for gpu, connection in zip(gpus, connections, strict=True)]
+    theirs = [gpu.take(one) for gpu, one in zip(gpus, given, strict=True)]
 
     log = protocol.Log(arguments.log, arguments.pace_ms, arguments.hold)
     log.start("driver_share", (arguments.workers + 1) * size)
     total = arguments.seed
     for step in range(1, arguments.steps + 1):
         own.write(mine, random.Random(f"{total} {step}").randbytes(size))
-        for connection in connections:
-            connection.send(step)
-        for connection in connections:
-            connection.recv()
+        started.ask(step)
         total = zlib.crc32(own.read(mine, size))
         for gpu, address in zip(gpus, theirs, strict=True):
             total = zlib.crc32(gpu.read(address, size), total)
         log.step(f"{total:08x}")
     log.done(f"{total:08x}")
-    for connection, process in zip(connections, processes, strict=True):
-        connection.send(None)
-        process.join()
+    started.end()
 
 
 if __name__ == "__main__":

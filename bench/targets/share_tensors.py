@@ -12,6 +12,7 @@ import argparse
 from typing import Any
 
 import protocol
+import workers
 
 FACTOR = 6364136223846793005  # Knuth's, of a linear congruential generator
 SEEN = 4096  # of each tensor: so many bytes at its beginning are a small allocation of their own
@@ -69,21 +70,11 @@ def main() -> None:
     import torch
     from torch import multiprocessing
 
-    context = multiprocessing.get_context("spawn")  # a forked child has no CUDA
-    connections, processes = [], []
-    for number in range(arguments.workers):
-        ours, theirs = context.Pipe()
-        process = context.Process(target=work, args=(number, theirs, arguments), daemon=True)
-        process.start()
-        theirs.close()
-        connections.append(ours)
-        processes.append(process)
+    started = workers.Workers(multiprocessing, arguments.workers, work, arguments)
     device = device_of(-1, arguments)
     mine = [filled(arguments.words, arguments.seed, device), filled(SEEN // 8, arguments.seed, device)]
     finish(device)
-    for connection in connections:
-        connection.send(mine)
-    results = [connection.recv() for connection in connections]
+    results = started.ask(mine)
 
     def checksum() -> str:
         total = 0
@@ -98,15 +89,10 @@ def main() -> None:
         for tensor in mine:
             tensor.mul_(FACTOR).add_(step)
         finish(device)
-        for connection in connections:
-            connection.send(step)
-        for connection in connections:
-            connection.recv()
+        started.ask(step)
         log.step(checksum())
     log.done(checksum())
-    for connection, process in zip(connections, processes, strict=True):
-        connection.send(None)
-        process.join()
+    started.end()
 
 
 if __name__ == "__main__":

@@ -184,22 +184,19 @@ class Promote(OnOneTarget):
         timeouts = 0
         with self.runner.counting("move", self._moving):
             while self._pieces and not self.stats.reason:
+                pause_s = 0.0
                 try:
-                    if self._request.notes.mode == ORDERED:
-                        self._put_first(self._accessed())
-                    pause_s = self._move_batch(self._next_batch())
-                    timeouts = 0
+                    with self._unless_it_dies():
+                        if self._request.notes.mode == ORDERED:
+                            self._put_first(self._accessed())
+                        pause_s = self._move_batch(self._next_batch())
+                        timeouts = 0
                 except TimeoutExceededError as failure:
                     timeouts += 1
                     log.info("%s did not come to rest for its promotion: %s", self._target.notes.name, failure.reason)
                     if timeouts == MOST_TIMEOUTS or failure.details.get("status") != "timeout":
                         raise
                     pause_s = QUIESCE_TIMEOUT_S
-                except TargetLostError as lost:
-                    if not self._leave_out_dead():
-                        raise
-                    log.info("the promotion of %s goes on without a process of it: %s", self._target.notes.name, lost)
-                    pause_s = 0.0
                 if self._moving.cancelled.wait(GAP * pause_s if self._pieces else 0):
                     raise CancelledOperationError("the promotion was cancelled")
 
