@@ -3,6 +3,7 @@
 // thread, in a signal handler too: no lock, an offer is taken by one exchange.
 #include "control_memory.hpp"
 
+#include "control_copy.hpp"
 #include "kept_fd.hpp"
 
 #include <atomic>
@@ -128,6 +129,7 @@ void offer(uint8_t *memory, size_t size, bool shared) {
     offered_bytes.store(size, std::memory_order_relaxed);
     offered_shared.store(shared, std::memory_order_relaxed);
     offered.store(reinterpret_cast<uintptr_t>(memory), std::memory_order_release);
+    begin_control_copies();
 }
 
 } // namespace
@@ -189,6 +191,7 @@ size_t control_memory_taken() {
 }
 
 void settle_control_memory() {
+    end_control_copies();
     watching.store(false, std::memory_order_relaxed);
     taken_bytes.store(0, std::memory_order_relaxed);
     if (const uintptr_t base = offered.exchange(0, std::memory_order_acquire); base != 0)
@@ -198,6 +201,7 @@ void settle_control_memory() {
 }
 
 void control_memory_after_fork_in_child() {
+    control_copies_after_fork_in_child();
     watching.store(false, std::memory_order_relaxed);
     driver_address.store(0, std::memory_order_relaxed);
     if (offered_shared.exchange(false, std::memory_order_relaxed)) { // the child has none of that (MADV_DONTFORK)

@@ -24,7 +24,8 @@ size_t offer_shared_control_memory(int fd, size_t bytes);
 // What the driver has taken since the offer.
 size_t control_memory_taken();
 
-// Takes back what nobody took, and unmaps what the driver let go of meanwhile. May be called any number of times.
+// Takes back what nobody took, unmaps what the driver let go of meanwhile, and has the driver copy alone again (see
+// control_copy.hpp: with an offer, others help it). May be called any number of times.
 void settle_control_memory();
 
 // The child's copies are its own; it has no agent that would settle anything.

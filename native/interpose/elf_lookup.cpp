@@ -1,7 +1,7 @@
-// A symbol look-up in one loaded library by its GNU hash table; see elf_lookup.hpp.
+// A symbol look-up in one loaded library by its GNU hash table, and one in its relocations; see elf_lookup.hpp.
 //
-// Used once, for the real dlvsym: every other way to it leads through a function that we have replaced. Reads only
-// what the loader has mapped.
+// The first is used once, for the real dlvsym: every other way to it leads through a function that we have replaced.
+// Reads only what the loader has mapped.
 #include "elf_lookup.hpp"
 
 #include <cstdint>
@@ -19,6 +19,37 @@ uint32_t gnu_hash(const char *name) {
     return hash;
 }
 
+#ifdef __x86_64__
+constexpr uint32_t kCallSlot = R_X86_64_JUMP_SLOT;
+#else
+constexpr uint32_t kCallSlot = R_AARCH64_JUMP_SLOT;
+#endif
+
+// glibc relocates these in place on the machines it writes the dynamic section on; elsewhere they are offsets.
+ElfW(Addr) address_of(const link_map *map, const ElfW(Dyn) * entry) {
+    const ElfW(Addr) address = entry->d_un.d_ptr;
+    return address < map->l_addr ? address + map->l_addr : address;
+}
+
+// What the loader makes read-only once it is done.
+struct ReadOnly {
+    ElfW(Addr) base = 0;
+    uintptr_t begin = 0, end = 0;
+};
+
+int find_read_only(dl_phdr_info *info, size_t, void *argument) {
+    auto &found = *static_cast<ReadOnly *>(argument);
+    if (info->dlpi_addr != found.base)
+        return 0;
+    for (int i = 0; i < info->dlpi_phnum; ++i) {
+        if (info->dlpi_phdr[i].p_type != PT_GNU_RELRO)
+            continue;
+        found.begin = info->dlpi_addr + info->dlpi_phdr[i].p_vaddr;
+        found.end = found.begin + info->dlpi_phdr[i].p_memsz;
+    }
+    return 1;
+}
+
 } // namespace
 
 void *elf_lookup(const char *soname, const char *name) {
@@ -30,10 +61,7 @@ void *elf_lookup(const char *soname, const char *name) {
     const char *strings = nullptr;
     const uint32_t *table = nullptr;
     for (const ElfW(Dyn) *entry = map->l_ld; entry->d_tag != DT_NULL; ++entry) {
-        // glibc relocates these in place on the machines it writes the dynamic section on; elsewhere they are offsets.
-        ElfW(Addr) address = entry->d_un.d_ptr;
-        if (address < map->l_addr)
-            address += map->l_addr;
+        const ElfW(Addr) address = address_of(map, entry);
         if (entry->d_tag == DT_SYMTAB)
             symbols = reinterpret_cast<const ElfW(Sym) *>(address);
         else if (entry->d_tag == DT_STRTAB)
@@ -60,6 +88,43 @@ void *elf_lookup(const char *soname, const char *name) {
     }
     dlclose(handle);
     return found;
+}
+
+void **elf_reference(const void *function, const char *name) {
+    Dl_info info{};
+    void *extra = nullptr;
+    if (dladdr1(function, &info, &extra, RTLD_DL_LINKMAP) == 0 || extra == nullptr)
+        return nullptr;
+    const auto *map = static_cast<const link_map *>(extra);
+    const ElfW(Sym) *symbols = nullptr;
+    const char *strings = nullptr;
+    const ElfW(Rela) *relocations = nullptr;
+    size_t bytes = 0;
+    for (const ElfW(Dyn) *entry = map->l_ld; entry->d_tag != DT_NULL; ++entry) {
+        if (entry->d_tag == DT_SYMTAB)
+            symbols = reinterpret_cast<const ElfW(Sym) *>(address_of(map, entry));
+        else if (entry->d_tag == DT_STRTAB)
+            strings = reinterpret_cast<const char *>(address_of(map, entry));
+        else if (entry->d_tag == DT_JMPREL)
+            relocations = reinterpret_cast<const ElfW(Rela) *>(address_of(map, entry));
+        else if (entry->d_tag == DT_PLTRELSZ)
+            bytes = entry->d_un.d_val;
+        else if (entry->d_tag == DT_PLTREL && entry->d_un.d_val != DT_RELA)
+            return nullptr;
+    }
+    if (symbols == nullptr || strings == nullptr || relocations == nullptr)
+        return nullptr;
+    for (size_t i = 0; i < bytes / sizeof(ElfW(Rela)); ++i) {
+        const ElfW(Rela) &one = relocations[i];
+        if (ELF64_R_TYPE(one.r_info) != kCallSlot ||
+            strcmp(strings + symbols[ELF64_R_SYM(one.r_info)].st_name, name) != 0)
+            continue;
+        const uintptr_t address = map->l_addr + one.r_offset;
+        ReadOnly fixed{map->l_addr};
+        dl_iterate_phdr(&find_read_only, &fixed);
+        return address >= fixed.begin && address < fixed.end ? nullptr : reinterpret_cast<void **>(address);
+    }
+    return nullptr;
 }
 
 } // namespace woodfrog::interpose

@@ -1,9 +1,14 @@
-// Finding a function of the C library without dlsym or dlvsym, which this library replaces.
+// Finding a function of the C library without dlsym or dlvsym, which this library replaces, and where another library
+// refers to one.
 #pragma once
 
 namespace woodfrog::interpose {
 
 // The address of `name` in the loaded library `soname`, or null. Any version of the symbol serves.
 void *elf_lookup(const char *soname, const char *name);
+
+// Where the library that `function` lies in keeps the address of the function `name` that it calls, if that can be
+// written: null if it refers to none or if the loader has made that part read-only.
+void **elf_reference(const void *function, const char *name);
 
 } // namespace woodfrog::interpose

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <map>
 #include <sys/mman.h>
+#include <vector>
 
 #include "address_space.hpp"
 #include "config.hpp"
@@ -83,12 +84,27 @@ bool map_saved_state(size_t memory_bytes) {
     return true;
 }
 
-void save_control_state() {
-    for (size_t i = 0; i < config().control_state_bytes / sizeof(uint64_t); i++) {
-        if (saved_state[i] != 0)
-            std::abort(); // the kernel's memory is clear
-        saved_state[i] = control_word(i);
+// Calls `work` with each piece of the control state, as the real driver copies it: by memcpy, from one of two buffers.
+template <typename Work> void each_control_piece(const Work &work) {
+    constexpr size_t kPieceWords = (size_t{2} << 20) / sizeof(uint64_t);
+    std::vector<uint64_t> buffers[2];
+    const size_t words = config().control_state_bytes / sizeof(uint64_t);
+    for (size_t begin = 0; begin < words; begin += kPieceWords) {
+        std::vector<uint64_t> &buffer = buffers[begin / kPieceWords % 2];
+        buffer.resize(std::min(kPieceWords, words - begin));
+        work(buffer, begin);
     }
+}
+
+void save_control_state() {
+    each_control_piece([](std::vector<uint64_t> &buffer, size_t begin) {
+        for (size_t i = 0; i < buffer.size(); i++) {
+            if (saved_state[begin + i] != 0)
+                std::abort(); // the kernel's memory is clear
+            buffer[i] = control_word(begin + i);
+        }
+        memcpy(saved_state + begin, buffer.data(), buffer.size() * sizeof(uint64_t));
+    });
 }
 
 void unmap_saved_state() {
@@ -99,8 +115,11 @@ void unmap_saved_state() {
 
 bool load_control_state() {
     bool whole = true;
-    for (size_t i = 0; i < config().control_state_bytes / sizeof(uint64_t); i++)
-        whole &= saved_state[i] == control_word(i);
+    each_control_piece([&whole](std::vector<uint64_t> &buffer, size_t begin) {
+        memcpy(buffer.data(), saved_state + begin, buffer.size() * sizeof(uint64_t));
+        for (size_t i = 0; i < buffer.size(); i++)
+            whole &= buffer[i] == control_word(begin + i);
+    });
     if (config().scribbles && saved_state != nullptr)
         saved_state[0] = 0;
     unmap_saved_state();

@@ -145,21 +145,31 @@ class Restore(OnOneTarget):
 
     def _steps(self) -> list[Step]:
         limits = self._limits
-        allocate = Phase("allocate", self._allocate, self._release_data, limit_s=limits.short_s)
-        refill = Phase("refill", self._refill, limit_s=limits.long_s)
-        extract = Phase("extract", self._extract, limit_s=limits.long_s)
-        cpu = Phase("cpu", self._cpu, self._end_tree, limit_s=limits.long_s)
-        control = Phase("control", self._control, limit_s=limits.driver_s)
         verify = [Phase("verify", self._verify, limit_s=limits.long_s)] if self._request.verify else []
         return [
-            Phase("survey", self._survey, limit_s=limits.short_s),
-            Phase("prepare", self._prepare, limit_s=limits.long_s),
-            extract,  # some hundredths of a second, ten times that beside the looking up and reading of a refill
-            Beside([allocate, refill], [cpu, control]),
-            *self._hook_phases(),
+            *self._coming_steps(limits.short_s),
             Phase("return", self._return, limit_s=limits.short_s),
             *verify,
             Phase("commit", self._commit, limit_s=limits.short_s, commits=True),
+        ]
+
+    def _coming_steps(self, allocate_limit_s: float) -> list[Step]:
+        """Until the processes are there, and all memory is."""
+        limits = self._limits
+        data = [
+            Phase("locate", self._locate, limit_s=limits.long_s),
+            Phase("allocate", self._allocate, self._release_data, limit_s=allocate_limit_s),
+            Phase("refill", self._refill, limit_s=limits.long_s),
+        ]
+        cpu = Phase("cpu", self._cpu, self._end_tree, limit_s=limits.long_s)
+        control = Phase("control", self._control, limit_s=limits.driver_s)
+        return [
+            Phase("survey", self._survey, limit_s=limits.short_s),
+            Phase("prepare", self._prepare, limit_s=limits.long_s),
+            # Some hundredths of a second, ten times that beside the looking up and reading of a refill.
+            Phase("extract", self._extract, limit_s=limits.long_s),
+            Beside(data, [cpu, control]),
+            *self._hook_phases(),
         ]
 
     # ── phases ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -209,10 +219,9 @@ class Restore(OnOneTarget):
         self._require_room(manifest)
 
     def _prepare(self) -> None:
-        """Every chunk of GPU memory found (from a remote store, on its way), and a ring for each device."""
-        assert self._data is not None
+        """Where the processor's side goes."""
         assert self._notes is not None
-        image, data, notes = self._opened, self._data, self._notes
+        image, notes = self._opened, self._notes
         self._work = Path(notes.directory)
         self._work.mkdir(mode=0o700, exist_ok=True)
         self._cpu_folder = CpuFolder.make(self._work, self._images.store, image.manifest.cpu_bytes)
@@ -220,8 +229,13 @@ class Restore(OnOneTarget):
         self._loan = LentMemory.of_image(self._context, notes, lent) if lent else None
         places = self._loan.places() if self._loan is not None else []
         self._control_files = RestoredFiles(image.manifest.mapped_files, lent, places)
-        self._arriving = image.locate_gpu_ahead()
-        self._rings = self._take_spaces(data, notes.user, image.manifest.chunk_bytes)
+
+    def _locate(self) -> None:
+        """Every chunk of GPU memory found (from a remote store, on its way), and a ring for each device."""
+        assert self._data is not None
+        assert self._notes is not None
+        self._arriving = self._opened.locate_gpu_ahead()
+        self._rings = self._take_spaces(self._data, self._notes.user, self._opened.manifest.chunk_bytes)
 
     def _take_spaces(self, data: GpuData, user: int, chunk_bytes: int) -> list[Space]:
         """Arena memory for each part of the data."""

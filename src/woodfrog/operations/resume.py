@@ -153,11 +153,6 @@ class Resume:
         self._data.release()
         self._target.close()
 
-    @property
-    def data_bytes(self) -> int:
-        """What the refill copies."""
-        return 0 if self._is_held else self._data.size_bytes
-
     def needed_bytes(self) -> dict[str, int]:
         """Device memory that the target comes back to, by the devices' UUIDs."""
         notes = self._target.notes

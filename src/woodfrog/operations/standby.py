@@ -18,7 +18,7 @@ from woodfrog.operations import room
 from woodfrog.operations.context import Arenas, Context
 from woodfrog.operations.data import LOCATION_BYTES, DevicePart, GpuData, JointProgress, copy_threads
 from woodfrog.operations.notes import HOLD_HOST, HOLD_MAPPED, WARM, ExtentNote, Record, suspend_key
-from woodfrog.operations.phases import Beside, Emit, Phase, Step
+from woodfrog.operations.phases import Emit, Phase, Step
 from woodfrog.operations.promote import MAPPED
 from woodfrog.operations.restore import Restore, RestoreRequest
 from woodfrog.operations.space import ALIGNMENT_BYTES, Space
@@ -46,20 +46,7 @@ class Standby(Restore):
     def _steps(self) -> list[Step]:
         limits = self._limits
         return [
-            Phase("survey", self._survey, limit_s=limits.short_s),
-            Phase("prepare", self._prepare, limit_s=limits.long_s),
-            Beside(
-                [
-                    Phase("allocate", self._allocate, self._release_data, limit_s=limits.long_s),
-                    Phase("refill", self._refill, limit_s=limits.long_s),
-                ],
-                [
-                    Phase("extract", self._extract, limit_s=limits.long_s),
-                    Phase("cpu", self._cpu, self._end_tree, limit_s=limits.long_s),
-                    Phase("control", self._control, limit_s=limits.driver_s),
-                ],
-            ),
-            *self._hook_phases(),
+            *self._coming_steps(limits.long_s),  # it may be host memory that is taken and cleared
             Phase("connect", self._connect, limit_s=limits.short_s),
             Phase("commit", self._commit, self._uncommit, limit_s=limits.short_s, commits=True),
         ]

@@ -96,7 +96,7 @@ class Switch:
         overlapped = self._fits_both(surveyed)
         try:
             if overlapped:
-                self._run_overlapped(surveyed.owned_bytes)
+                self._run_overlapped()
             else:
                 self._run_in_turn()
         finally:
@@ -134,18 +134,16 @@ class Switch:
                 )
         return both
 
-    def _run_overlapped(self, leaving_bytes: int) -> None:
+    def _run_overlapped(self) -> None:
         leaving, coming = self._suspend, self._resume
         runner = coming.runner
-        larger, smaller = leaving.data(), coming.data()
-        if coming.data_bytes > leaving_bytes:
-            larger, smaller = smaller, larger
-        # The larger one is what all of it waits for, and mapping its memory takes longer while copies run beside.
-        smaller[0] = replace(smaller[0], after=(larger[0].name,))
+        # Mapping takes several times as long beside copies, so both copies begin once both are mapped.
+        out, back = leaving.data(), coming.data()
+        out[1], back[1] = replace(out[1], after=(back[0].name,)), replace(back[1], after=(out[0].name,))
         steps: list[Step] = [
             *leaving.begin(),
             *coming.begin(),
-            Beside(larger, [*leaving.control(), *coming.control()], [smaller]),
+            Beside(out, [*leaving.control(), *coming.control()], [back]),
             leaving.commit(last=False),
             coming.commit(),
             coming.back(),
