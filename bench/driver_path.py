@@ -42,7 +42,13 @@ GOALS = {
     "unmanaged_checkpoint_speedup": ">= 2.2",
     "unmanaged_restore_speedup": ">= 1",
 }
-WAYS = ("with", "without", "driver")
+# The environment of each way; the driver's own has nothing of ours.
+WAYS: dict[str, dict[str, str]] = {
+    "with": {},
+    "alone": {"WOODFROG_CONTROL_COPIES": "0"},
+    "without": {"WOODFROG_CONTROL_MEMORY": "0"},
+    "driver": {},
+}
 TOP_KINDS = 14  # of system calls, in a row each
 
 
@@ -76,8 +82,8 @@ def control_cycle(target: target_process.TargetRun, way: str) -> tuple[float, fl
 
 def control(results: harness.Results, arguments: Any, label: str, name: str, options: list[str], prefix: str) -> None:
     """One program, all ways; the first cycle of each is not counted."""
-    for way in WAYS:
-        env = {"WOODFROG_CONTROL_MEMORY": "0" if way == "without" else "1"}
+    more = {f"with_{helpers}": {"WOODFROG_CONTROL_COPIES": str(helpers)} for helpers in arguments.helpers}
+    for way, env in {**WAYS, **more}.items():
         start = target_process.plain if way == "driver" else target_process.interposed
         with start(name, options, arguments.work, f"control-{label}-{way}", env=env) as target:
             target.wait_start()
@@ -86,7 +92,7 @@ def control(results: harness.Results, arguments: Any, label: str, name: str, opt
             for _ in range(arguments.control_repetitions + 1):
                 cycles.append(control_cycle(target, way))
                 target.wait_more_steps(2)
-            if way == "with":
+            if way == "with" and not arguments.control_only:
                 record_control(results, target, label)
         checkpoint = harness.Spread.of(1000 * one[0] for one in cycles[1:])
         restore = harness.Spread.of(1000 * one[1] for one in cycles[1:])
@@ -288,6 +294,8 @@ def main() -> int:
     parser.add_argument("--state-gib", type=float, default=16.0, help="of the process that we did not start")
     parser.add_argument("--repetitions", type=int, default=5, help="pairs of cycles of that process")
     parser.add_argument("--control-repetitions", type=int, default=7)
+    parser.add_argument("--control-only", action="store_true", help="nothing but the control state, not recorded")
+    parser.add_argument("--helpers", nargs="*", type=int, default=[], help="$WOODFROG_CONTROL_COPIES of further ways")
     parser.add_argument("--image-repetitions", type=int, default=5)
     parser.add_argument("--no-torch", action="store_true", help="leave the PyTorch process out")
     arguments = parser.parse_args()
@@ -303,12 +311,13 @@ def main() -> int:
     failures = Failures()
     with failures.kept(results, "control state"):
         control(results, arguments, "empty", "fill_state", ["--state-gib", "0.002", "--buffers", "1"], "")
-    with failures.kept(results, "control state in images"):
-        images(results, arguments)
-    with failures.kept(results, "unmanaged"):
-        unmanaged(results, budget, arguments)
-    with failures.kept(results, "side by side"):
-        side_by_side(results, arguments)
+    if not arguments.control_only:
+        with failures.kept(results, "control state in images"):
+            images(results, arguments)
+        with failures.kept(results, "unmanaged"):
+            unmanaged(results, budget, arguments)
+        with failures.kept(results, "side by side"):
+            side_by_side(results, arguments)
     if not arguments.quick and not arguments.no_torch:
         with failures.kept(results, "control state of PyTorch"):
             options = ["--steps", "1000000", "--state-gib", "0.5"]
