@@ -76,6 +76,7 @@ class ImageWriter:
         self._lock = threading.Lock()  # a session is not for several threads at once
         self._gpu = Amounts()
         self._ahead: list[tuple[bytes, array[int]]] = []  # digests and sizes of what was stored before the survey
+        self.threads = 0  # that hash and store; 0: one a processor
 
     @property
     def name(self) -> str:
@@ -120,7 +121,9 @@ class ImageWriter:
         """Store chunks (image.chunks.chunk_table), each compared with its digest on the way. NoSpaceError aborts."""
         with self._lock, full_is_told(self._store):
             before = self._session.stored_bytes
-            self._session.write(table, sources, compress=self._compress, level=self._level, progress=progress)
+            self._session.write(
+                table, sources, compress=self._compress, level=self._level, threads=self.threads, progress=progress
+            )
             stored = self._gpu.stored + self._session.stored_bytes - before
             self._gpu = msgspec.structs.replace(self._gpu, stored=stored)
 
@@ -255,6 +258,7 @@ class ImageWriter:
             [piece for piece in pieces if piece[2]],
             chunk_bytes=self.chunk_bytes,
             sizes=chunks.packed(cut.sizes),
+            threads=self.threads,
             progress=progress,
         )
         new = chunks.positions_of(self._session.missing(digests, chunks.packed(cut.sizes)))
@@ -267,7 +271,7 @@ class ImageWriter:
         )
         before = self._session.stored_bytes
         if new:
-            self._session.write(table, descriptors, compress=self._compress, level=self._level)
+            self._session.write(table, descriptors, compress=self._compress, level=self._level, threads=self.threads)
         amounts = chunks.amounts(digests, cut, new)
         records = [
             FileRecord(path=path, size_bytes=size, digests=chunks.digests_of(digests, first, end), sizes=sizes, pid=pid)

@@ -13,12 +13,16 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from woodfrog.cpu import pagemap
 from woodfrog.errors import NoSpaceError, RefusedError, TargetState, UsageError, WoodfrogError
 from woodfrog.operations import concurrent, history, lent, precopy, room
 from woodfrog.operations import manifest as manifests
+from woodfrog.operations.background import background_threads, in_background
 from woodfrog.operations.checkpoint_plan import CheckpointPlan, CheckpointRequest, image_name, whole_chunks
 from woodfrog.operations.clean import Clean, CleanChangedError
 from woodfrog.operations.concurrent import Allowance
@@ -126,7 +130,8 @@ class Checkpoint(FreezingOperation):
         captured = (snapshot.name, capture.name)
         back = Phase("return", self._return, limit_s=limits.driver_s, after=captured, ready=self._is_whole)
         beside = Beside([import_, snapshot, hash_, capture, drain], [control, *cpu, restore, back])
-        return [*begin, quiesce, handover, beside, write, commit]
+        gently = [replace(one, do=partial(self._gently, one.do)) for one in (write, commit)]
+        return [*begin, quiesce, handover, beside, *gently]
 
     # ── phases ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -378,6 +383,11 @@ class Checkpoint(FreezingOperation):
         if self._cow is None or not self._cow.active:
             self._release_data()
         self._target.close()
+
+    def _gently(self, work: Callable[[], None]) -> None:
+        """The target runs on beside it."""
+        self._writing.threads = background_threads()
+        in_background(work)
 
     def _write(self) -> None:
         if self._data is not None and self._increment is not None and self._data.parts:
