@@ -27,6 +27,7 @@ from woodfrog.operations.notes import MemberNote
 
 CUTS = int(os.environ.get("WOODFROG_TEST_CUTS", "1000"))  # in all
 FAR_CUTS = CUTS // 10  # of them those with a rank that is far behind, which take ten times as long
+MOST_STEPS_ALONE = 200  # a step of the collective's has fewer launches
 WAYS = [(2, ()), (3, ()), (2, ("graph",)), (2, ("pace-us", "0")), (3, ("fill", "50"))]
 
 
@@ -53,11 +54,11 @@ class Ranks:
     def rest(self, timeout_s: float = 90.0) -> CutStats:
         return come_to_rest(self.members, 1, timeout_s)
 
-    def let_on_until_it_waits(self) -> None:
-        """Of one rank: it does what it can without the others, step by step, until its GPU waits for them."""
+    def let_on_until_it_waits(self) -> bool:
+        """Of one rank: it does what it can without the others, step by step, until its GPU waits for them. False: it
+        stays idle, since it waits for them on the processor's side."""
         (member,) = self.members
-        while member.link().hold(1, 2.0, admit=1).idle:
-            pass
+        return any(not member.link().hold(1, 2.0, admit=1).idle for _ in range(MOST_STEPS_ALONE))
 
     def go_on(self) -> None:
         for member in self.members:
@@ -108,10 +109,14 @@ def test_no_cut_hangs_or_loses_an_update(
 def test_a_cut_that_cannot_end_is_undone(targets: Path, listener: Listener, tmp_path: Path) -> None:
     with collective(targets, listener, tmp_path, 2) as job:
         # The second rank's work is what the first one's waits for, and it stays where it is.
-        os.kill(job.members[1].pid, signal.SIGSTOP)
         lone = Ranks.__new__(Ranks)
         lone.process, lone._agents, lone.members = job.process, job._agents, job.members[:1]
-        lone.let_on_until_it_waits()
+        os.kill(job.members[1].pid, signal.SIGSTOP)
+        while not lone.let_on_until_it_waits():  # the second one was stopped where the first one's socket waits for it
+            lone.go_on()
+            os.kill(job.members[1].pid, signal.SIGCONT)
+            job.process.wait_steps(1)
+            os.kill(job.members[1].pid, signal.SIGSTOP)
         with pytest.raises(TimeoutExceededError):
             lone.rest(0.5)
         lone.go_on()
