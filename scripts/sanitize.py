@@ -61,6 +61,7 @@ SANITIZERS = {
             "tests/sim/interpose/test_ipc.py",
             "tests/sim/interpose/test_sharing.py",
             "tests/sim/interpose/test_conformance.py",
+            "tests/sim/interpose/test_control_copy.py",
         ),
         ("tests/sim/interpose/test_quiesce.py", "tests/sim/interpose/test_guard.py"),
         ("check_memory.py", "check_copies.py", "check_packs.py", "check_files.py", "check_staging.py"),
@@ -76,6 +77,7 @@ SANITIZERS = {
             "tests/unit/native/test_guard.py",
             "tests/sim/interpose/test_quiesce.py",
             "tests/sim/interpose/test_guard.py",
+            "tests/sim/interpose/test_control_copy.py",
         ),
         ("tests/sim/interpose/test_quiesce.py", "tests/sim/interpose/test_guard.py"),
         # One of the gather kernel's tests: under this sanitizer the others take a minute and show it nothing more.
