@@ -15,13 +15,14 @@ from interposer_agents import DEADLINE_S, Listener, Target
 MIB = 1 << 20
 STATE_BYTES = 24 * MIB + 4096
 CYCLES = 5
-# The driver's own checkpoint and restore, by another process; the simulated driver checks each word of what it gets back.
+# The driver's own checkpoint and restore, by another process; the simulated one checks each word that it gets back.
 CYCLE = """
 import ctypes, sys
 driver = ctypes.CDLL("libcuda.so.1")
 assert driver.cuInit(0) == 0
 for step in ("Lock", "Checkpoint", "Restore", "Unlock"):
-    code = getattr(driver, "cuCheckpointProcess" + step)(int(sys.argv[1]), ctypes.byref(ctypes.create_string_buffer(64)))
+    arguments = ctypes.create_string_buffer(64)
+    code = getattr(driver, "cuCheckpointProcess" + step)(int(sys.argv[1]), ctypes.byref(arguments))
     if code:
         sys.exit(f"{step} failed: {code}")
 """
