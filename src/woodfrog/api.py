@@ -175,12 +175,13 @@ def run(
     cwd: str | None = None,
     log: str | os.PathLike[str] | None = None,
     track: bool = False,
-    io_uring: bool = True,
+    io_uring: bool | None = None,
 ) -> Target:
     """Start a program so that it can be checkpointed. With `track` it follows its launches, and what they cannot have
     written is not hashed at a checkpoint. Without `io_uring`, which CRIU cannot save, the kernel has none for it (a
-    seccomp filter; who is not root cannot gain privileges inside). It gets no standard input; its output is appended to
-    `log` (default: logs/NAME.log in the runtime directory). `env` replaces the environment, as in subprocess."""
+    seccomp filter; without CAP_SYS_ADMIN nothing inside can gain privileges then). None: not where that costs nothing,
+    that is with CAP_SYS_ADMIN. It gets no standard input; its output is appended to `log` (default: logs/NAME.log in
+    the runtime directory). `env` replaces the environment, as in subprocess."""
     if not argv:
         raise UsageError("there is no command to run", advice="woodfrog run -- PROGRAM ARGUMENTS…")
     interposer = launch.interposer()
@@ -193,8 +194,7 @@ def run(
         name, directory, os.environ if env is None else env, interposer, track=track
     )
     log_offset = log_path.stat().st_size if log_path.exists() else 0
-    argv = argv if io_uring else launch.without_io_uring(argv, cwd)
-    process = launch.start(argv, name=name, log=log_path, env=environment, cwd=cwd)
+    process = launch.start(argv, name=name, log=log_path, env=environment, cwd=cwd, io_uring=io_uring)
     return Target(name, process.pid, str(log_path), process, log_offset=log_offset)
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from woodfrog.daemon import runtime_dir
@@ -68,25 +68,67 @@ def open_log(path: Path) -> int:
 
 
 def start(
-    argv: Sequence[str], *, name: str, log: Path, env: Mapping[str, str], cwd: str | None
+    argv: Sequence[str],
+    *,
+    name: str,
+    log: Path,
+    env: Mapping[str, str],
+    cwd: str | None,
+    io_uring: bool | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start the target. The caller owns the process."""
+    """Start the target. The caller owns the process.
+
+    `io_uring`: whether the kernel has one for it. None: not where that costs the target nothing, that is where the
+    caller has CAP_SYS_ADMIN; else False makes it and all of its children unable to gain privileges (no_new_privs).
+    """
     check_name(name)
     descriptor = open_log(log)
-    try:
+
+    def begin(command: Sequence[str], pass_fds: tuple[int, ...] = ()) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            list(argv),
+            list(command),
             stdin=subprocess.DEVNULL,
             stdout=descriptor,
             stderr=descriptor,
             env=dict(env),
             cwd=cwd,
             start_new_session=True,
+            pass_fds=pass_fds,
         )
+
+    try:
+        return begin(argv) if io_uring else _without_io_uring(begin, argv, where_free=io_uring is None)
     except OSError as error:
         raise _not_started(argv[0], cwd, error) from error
     finally:
         os.close(descriptor)
+
+
+def _without_io_uring(
+    begin: Callable[[Sequence[str], tuple[int, ...]], subprocess.Popen[bytes]], argv: Sequence[str], *, where_free: bool
+) -> subprocess.Popen[bytes]:
+    """The process, once the program runs in it; OSError when it cannot be run, as of Popen."""
+    read_end, write_end = os.pipe()
+    try:
+        options = ["--where-free"] if where_free else []
+        command = [str(_no_io_uring()), *options, "--report", str(write_end), *argv]
+        try:
+            process = begin(command, (write_end,))
+        finally:
+            os.close(write_end)
+        said = os.read(read_end, 4)  # ends when the program runs: the exec closes the other end
+    finally:
+        os.close(read_end)
+    if not said:
+        return process
+    process.wait()
+    reason = int.from_bytes(said, sys.byteorder, signed=True)
+    if reason > 0:
+        raise OSError(reason, os.strerror(reason))
+    raise RefusedError(
+        f"io_uring cannot be taken away from the target: there are no seccomp filters here ({os.strerror(-reason)})",
+        advice="leave out --no-io-uring",
+    )
 
 
 def interposer() -> Path:
@@ -102,14 +144,13 @@ def interposer() -> Path:
     return found
 
 
-def without_io_uring(argv: Sequence[str], cwd: str | None = None) -> list[str]:
-    """The command line that runs `argv`, in `cwd`, with a kernel that has no io_uring. NotFoundError when there is no
-    such program: what runs it could only say so in its log."""
-    if shutil.which(str(Path(cwd or "", argv[0])) if "/" in argv[0] else argv[0]) is None:
-        raise _not_started(argv[0], cwd, FileNotFoundError())
+def _no_io_uring() -> Path:
     from woodfrog._native import paths
 
-    return [str(paths.no_io_uring()), *argv]
+    found = paths.no_io_uring()
+    if not found.is_file():
+        raise RefusedError(f"the program {found} is missing", advice="run `make build`")
+    return found
 
 
 def _not_started(program: str, cwd: str | None, error: OSError) -> WoodfrogError:

@@ -216,7 +216,7 @@ class Product:
 
         return Launcher(*self._ordered("launcher", track=track))
 
-    def sharer(self, workers: int, *, track: bool = False, io_uring: bool = True) -> Any:
+    def sharer(self, workers: int, *, track: bool = False, io_uring: bool | None = None) -> Any:
         """Start a sharer (tests/support/sharer.py) with so many processes that use the GPU."""
         from sharer import Sharer
 
@@ -238,7 +238,7 @@ class Product:
         return stepper
 
     def _ordered(
-        self, program: str, *arguments: str, track: bool = False, io_uring: bool = True
+        self, program: str, *arguments: str, track: bool = False, io_uring: bool | None = None
     ) -> tuple[Stepper, Path]:
         """A target that takes orders, and the file for them."""
         self._count += 1
@@ -249,8 +249,8 @@ class Product:
             name, self.runtime, {**os.environ, **self.environment}, paths.interposer(), track=track
         )
         command = [str(self.build / program), str(orders), *arguments]
-        command = command if io_uring else launch.without_io_uring(command)
-        process = launch.start(command, name=name, log=log, env=environment, cwd=str(self.root))
+        place = str(self.root)
+        process = launch.start(command, name=name, log=log, env=environment, cwd=place, io_uring=io_uring)
         stepper = Stepper(process.pid, log, process)
         self._targets.append(stepper)
         stepper.wait_for(lambda lines: "0 ready" in lines, f"ready {program}")

@@ -21,10 +21,13 @@ def run(
         bool,
         typer.Option("--track", help="Follow its launches: checkpoints hash only what they can have written."),
     ] = False,
-    no_io_uring: Annotated[
-        bool,
-        typer.Option("--no-io-uring", help="Let it have no io_uring: CRIU cannot save one (torchrun's store)."),
-    ] = False,
+    io_uring: Annotated[
+        bool | None,
+        typer.Option(
+            "--io-uring/--no-io-uring",
+            help="Whether it may have an io_uring, which no image can hold (default: not, if root starts it).",
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Start a program so that it can be checkpointed.
@@ -37,7 +40,7 @@ def run(
         from woodfrog.cli import follow
 
         directory = None if cwd is None else str(cwd)
-        target = api.run(command, name, cwd=directory, log=log, track=track, io_uring=not no_io_uring)
+        target = api.run(command, name, cwd=directory, log=log, track=track, io_uring=io_uring)
         started = {"name": target.name, "pid": target.pid, "log": target.log}
         if detach:
             if as_json:

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 from product import Product
 
-from woodfrog import launch
 from woodfrog._native import paths
-from woodfrog.errors import NotFoundError, RefusedError
+from woodfrog.errors import RefusedError
 
 
 def filters_of(pid: int) -> tuple[str, str]:
@@ -22,7 +21,7 @@ def filters_of(pid: int) -> tuple[str, str]:
 
 
 def test_an_io_uring_is_refused_with_the_way_out(product: Product) -> None:
-    target = product.sharer(1)
+    target = product.sharer(1, io_uring=True)
     assert target.order(0, "io_uring", "-") == "ok"
     with pytest.raises(RefusedError, match="io_uring") as raised:
         product.checkpoint(target.process)
@@ -41,17 +40,19 @@ def test_who_is_not_root_gives_up_gaining_privileges_for_it() -> None:
     assert found.split() == ["NoNewPrivs:", "1", "Seccomp:", "2"]
 
 
-def test_a_program_that_is_not_there_is_told_before_it_is_started(tmp_path: Path) -> None:
-    with pytest.raises(NotFoundError):
-        launch.without_io_uring(["no-such-program"])
-    (tmp_path / "there").touch(mode=0o755)
-    assert launch.without_io_uring(["./there"], str(tmp_path))[1:] == ["./there"]
-    with pytest.raises(NotFoundError):
-        launch.without_io_uring(["./gone"], str(tmp_path))
+def test_the_default_takes_no_privileges_from_who_is_not_root() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        program = shutil.copy(paths.no_io_uring(), folder)
+        command = [program, "--where-free", "grep", "-E", "Seccomp:|NoNewPrivs:", "/proc/self/status"]
+        found = subprocess.run(command, user=65534, capture_output=True, text=True, check=True, cwd="/").stdout
+    plain = subprocess.run(command[2:], capture_output=True, text=True, check=True).stdout  # what this machine has
+    assert found.split() == plain.split()
 
 
-def test_a_target_without_io_uring_comes_back_without_it(product: Product) -> None:
-    target = product.sharer(2, io_uring=False)
+@pytest.mark.parametrize("asked", [None, False])
+def test_a_target_without_io_uring_comes_back_without_it(product: Product, asked: bool | None) -> None:
+    target = product.sharer(2, io_uring=asked)
     refused = "none: Function not implemented"
     assert [target.order(worker, "io_uring", "-") for worker in (0, 1)] == [refused, refused]
     target.order(0, "make", "a", 2)

@@ -77,12 +77,15 @@ def test_a_target_has_a_session_of_its_own_no_terminal_and_appends_to_its_log(tm
     assert stat.S_IMODE(log.stat().st_mode) == 0o600
 
 
-def test_a_program_that_cannot_be_started_is_told_by_its_reason(tmp_path: Path) -> None:
+@pytest.mark.parametrize("io_uring", [None, False, True])
+def test_a_program_that_cannot_be_started_is_told_by_its_reason(tmp_path: Path, io_uring: bool | None) -> None:
     def attempt(argv: list[str], cwd: Path) -> None:
-        launch.start(argv, name="t", log=tmp_path / "t.log", env={}, cwd=str(cwd))
+        launch.start(argv, name="t", log=tmp_path / "t.log", env={}, cwd=str(cwd), io_uring=io_uring)
 
     with pytest.raises(NotFoundError, match="no program"):
         attempt([str(tmp_path / "nothing")], tmp_path)
+    with pytest.raises(NotFoundError, match="no program"):
+        attempt(["no-such-program"], tmp_path)
     with pytest.raises(NotFoundError, match="working directory"):
         attempt([sys.executable], tmp_path / "nowhere")
     (tmp_path / "data").write_text("x")
