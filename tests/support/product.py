@@ -237,6 +237,22 @@ class Product:
         stepper.wait_for(lambda lines: any(line.startswith("step ") for line in lines), "first step")
         return stepper
 
+    def elastic(self, ranks: int, *, io_uring: bool | None = None) -> Stepper:
+        """Start a launcher with its ranks (tests/sim/targets/elastic.py); its log has what all of them say."""
+        self._count += 1
+        name = f"elastic-{self._count}"
+        log = self.root / f"{name}.log"
+        environment = launch.target_environment(
+            name, self.runtime, {**os.environ, **self.environment}, paths.interposer()
+        )
+        command = [sys.executable, str(TARGETS / "elastic.py"), str(ranks)]
+        place = str(self.root)
+        process = launch.start(command, name=name, log=log, env=environment, cwd=place, io_uring=io_uring)
+        stepper = Stepper(process.pid, log, process)
+        self._targets.append(stepper)
+        stepper.wait_for(lambda lines: any(line.startswith("step ") for line in lines), "first step")
+        return stepper
+
     def _ordered(
         self, program: str, *arguments: str, track: bool = False, io_uring: bool | None = None
     ) -> tuple[Stepper, Path]:

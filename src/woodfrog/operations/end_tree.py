@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import logging
 
 from woodfrog.errors import NotFoundError
 from woodfrog.operations.context import Context
 from woodfrog.operations.instance import end_namespace
 from woodfrog.target import pid_namespace
 from woodfrog.target.process import ProcessTree
+
+_log = logging.getLogger(__name__)
 
 REAP_TIMEOUT_S = 5.0  # of what is our own child; the reaper's thread does it within milliseconds
 
@@ -20,9 +22,11 @@ def end_tree(context: Context, root_pid: int, alive: bool) -> None:
         return
     init = pid_namespace.init_above(root_pid)
     with contextlib.suppress(NotFoundError), ProcessTree(root_pid) as tree:
-        ours = [process.identity for process in tree.processes if process.parent_pid == os.getpid()]
+        # What was restored, and what that has started, is left to us as all of it ends (in a namespace to process 1).
+        ours = init is None and context.reaper.is_watched(tree.root.identity)
+        adopted = context.reaper.adopt([process.pid for process in tree.processes]) if ours else []
         tree.kill()
-        for identity in ours:
-            context.reaper.wait(identity, REAP_TIMEOUT_S)
+        if not context.reaper.wait_reaped(adopted, REAP_TIMEOUT_S):
+            _log.warning("not all processes of %d were reaped within %g s of their end", root_pid, REAP_TIMEOUT_S)
     if init is not None:
         end_namespace(context.reaper, init.identity)

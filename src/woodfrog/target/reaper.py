@@ -4,7 +4,10 @@ A restored tree is a child of nobody who expects it: CRIU starts it and ends, an
 subreaper, which is the daemon. A zombie keeps its number, and a later restore of the same image would fail on it.
 
 One thread waits on pidfds. It reaps only what it was given (`adopt`) and what those leave behind (processes of the same
-sessions whose parents ended), never other children of this process: those belong to whoever started them.
+sessions whose parents ended), never other children of this process: those belong to whoever started them. A process
+that ends before its parent is the parent's to wait for; when that ends without, the kernel gives the child to us, and
+only then tells of the parent's end. So it is tried again whenever one has ended. Its session would not tell: each of
+torchrun's ranks leads one.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import selectors
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from woodfrog.errors import WoodfrogError
@@ -63,6 +67,7 @@ class Reaper:
         self._selector.register(self._wake_read, selectors.EVENT_READ, None)
         self._changed = threading.Condition()
         self._watched: dict[Identity, _Watched] = {}
+        self._left: dict[Identity, _Watched] = {}  # ended, and not ours: their parents may wait for them, or end
         self._ended: OrderedDict[Identity, ExitStatus] = OrderedDict()
         self._closing = False
         self._thread = threading.Thread(target=self._loop, name="woodfrog-reaper", daemon=True)
@@ -94,7 +99,7 @@ class Reaper:
     def is_watched(self, identity: Identity) -> bool:
         """Whether this process was adopted and has not been reaped yet."""
         with self._changed:
-            return identity in self._watched
+            return identity in self._watched or identity in self._left
 
     def status(self, identity: Identity) -> ExitStatus | None:
         """How a process that was adopted has ended; None while it runs."""
@@ -112,6 +117,15 @@ class Reaper:
                 self._changed.wait(left)
             return self._ended[identity]
 
+    def wait_reaped(self, identities: Iterable[Identity], timeout_s: float) -> bool:
+        """Wait until the numbers of these adopted processes are free, which are to have ended with all of their
+        parents that are not this process. False when the time is over first."""
+        wanted = set(identities)
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: self._closing or not wanted & (self._watched.keys() | self._left.keys()), timeout_s
+            )
+
     def close(self) -> None:
         """End the thread. Processes that still run are not touched."""
         with self._changed:
@@ -121,9 +135,10 @@ class Reaper:
             self._changed.notify_all()
         self._wake()
         self._thread.join()
-        for watched in self._watched.values():
+        for watched in (*self._watched.values(), *self._left.values()):
             os.close(watched.pidfd)
         self._watched.clear()
+        self._left.clear()
         self._selector.close()
         os.close(self._wake_read)
         os.close(self._wake_write)
@@ -152,33 +167,45 @@ class Reaper:
                     sessions = {watched.session_id for watched in self._watched.values()}
                 for identity in ended:
                     self._reap(identity)
+                for identity in list(self._left):
+                    self._reap(identity)  # its parent may be among the ended ones
                 self._take_orphans(sessions - {os.getsid(0)})
 
     def _reap(self, identity: Identity) -> None:
         """Called once the process has ended: it is a zombie, or its own parent has reaped it."""
         with self._changed:
             watched = self._watched.pop(identity, None)
-            if watched is None:
-                return
-            self._selector.unregister(watched.pidfd)
+            if watched is not None:
+                self._selector.unregister(watched.pidfd)
+                self._left[identity] = watched
+            watched = self._left.get(identity)
+        if watched is None:
+            return
         status = _UNKNOWN
         try:
             result = os.waitid(os.P_PIDFD, watched.pidfd, os.WEXITED | os.WNOHANG)
             if result is not None:
                 exited = result.si_code == os.CLD_EXITED
                 status = ExitStatus(result.si_status if exited else 0, 0 if exited else result.si_status)
+            gone = True
         except ChildProcessError:
-            # Its parent is in the tree and reaps it. If the parent ends without, it becomes ours as an orphan.
-            pass
-        finally:
-            os.close(watched.pidfd)
+            stat = procfs.stat(identity.pid)
+            gone = stat is None or stat.start_ticks != identity.start_ticks
         with self._changed:
-            self._remember(identity, status)
+            if gone:
+                del self._left[identity]
+                os.close(watched.pidfd)
+            if status != _UNKNOWN or identity not in self._ended:
+                self._ended[identity] = status
+                self._ended.move_to_end(identity)
+                while len(self._ended) > _REMEMBERED:
+                    self._ended.popitem(last=False)
+            self._changed.notify_all()
 
     def _take_orphans(self, sessions: set[int]) -> None:
         """Adopt what ended processes left to us: children of this process in the sessions of restored trees."""
         with self._changed:
-            known = {identity.pid for identity in self._watched}
+            known = {identity.pid for identity in (*self._watched, *self._left)}
         orphans = []
         for pid in procfs.children(os.getpid()):
             stat = procfs.stat(pid)
@@ -186,10 +213,3 @@ class Reaper:
                 orphans.append(pid)
         if orphans:
             self.adopt(orphans)
-
-    def _remember(self, identity: Identity, status: ExitStatus) -> None:
-        self._ended[identity] = status
-        self._ended.move_to_end(identity)
-        while len(self._ended) > _REMEMBERED:
-            self._ended.popitem(last=False)
-        self._changed.notify_all()

@@ -97,6 +97,31 @@ def test_a_grandchild_that_nobody_adopted_is_reaped_when_its_parent_has_ended(re
     assert not Path(f"/proc/{child}").exists()
 
 
+def test_who_ended_before_a_parent_that_does_not_wait_is_reaped_after_it_whatever_its_session(reaper: Reaper) -> None:
+    """As torchrun's ranks are: each leads a session, and launcher and ranks are killed at once."""
+    read, write = os.pipe()
+    parent = os.fork()
+    if parent == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.setsid()
+            os.write(write, os.getpid().to_bytes(4, "little"))
+        signal.pause()
+    child = int.from_bytes(os.read(read, 4), "little")
+    os.close(read)
+    os.close(write)
+    launcher, rank = reaper.adopt([parent, child])
+    os.kill(child, signal.SIGKILL)
+    assert reaper.wait(rank, timeout_s=30) == ExitStatus(-1, 0), "only its parent gets to know"
+    assert reaper.is_watched(rank)
+    assert not reaper.wait_reaped([rank], timeout_s=0.01)
+    os.kill(parent, signal.SIGKILL)
+    assert reaper.wait_reaped([rank, launcher], timeout_s=30)
+    assert not Path(f"/proc/{child}").exists()
+    assert reaper.status(rank) == ExitStatus(0, signal.SIGKILL)
+    assert reaper.status(launcher) == ExitStatus(0, signal.SIGKILL)
+
+
 def test_closing_ends_every_wait(reaper: Reaper) -> None:
     import threading
 
