@@ -2,7 +2,8 @@
 unchanged.
 
 `--program`: data-parallel training (train_ddp, the default), tensor-parallel generation (tp_generate), or CUDA tensors
-passed between processes (share_tensors); NCCL with NCCL_NVLS_ENABLE=0. `--gpus 1` puts all ranks on one GPU:
+passed between processes (share_tensors); NCCL with NCCL_NVLS_ENABLE=0. `--launcher`: whether torchrun is part of the
+job, or a shell starts the ranks. `--gpus 1` puts all ranks on one GPU:
 share_tensors as it is, train_ddp with gloo. driver_ranks and driver_share do the same without PyTorch, also on the
 simulated GPU. It runs once undisturbed; then under woodfrog it is stopped and restored in new processes, with the GPUs
 exchanged too where there are several, and checkpointed ten times as it runs; then suspended, resumed and migrated, as
@@ -14,7 +15,7 @@ woodfrog, is tried last. Every operation has a time limit of its own; what fails
 goes on.
 
 On a machine without a GPU: put the simulated driver's folder into LD_LIBRARY_PATH, WOODFROG_SIMGPU_DEVICES=2, and use
---quick --program driver_ranks.
+--quick --program driver_ranks (with --launcher torchrun: $WOODFROG_BENCH_TORCH_PYTHON is the Python that has PyTorch).
 """
 
 from __future__ import annotations
@@ -60,9 +61,7 @@ MOST_STEPS = 100_000  # a job ends when it is ended
 NCCL = {
     "NCCL_NVLS_ENABLE": "0",
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-    "TORCH_NCCL_ENABLE_MONITORING": "0",
     "OMP_NUM_THREADS": "4",
-    "USE_LIBUV": "0",  # CRIU cannot save an io_uring, which libuv has
 }
 DRIVER_ALONE = """
 import sys, threading, time
@@ -150,7 +149,9 @@ class Job:
             visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(arguments.gpus)))
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(visible.split(",")[: arguments.gpus])
             environment["GLOO_SOCKET_IFNAME"] = "lo"  # connections that lead out of the job could not be restored
-        context = start(arguments.program, options, arguments.work, label, environment, ranks=ranks)
+        context = start(
+            arguments.program, options, arguments.work, label, environment, ranks=ranks, launcher=arguments.launcher
+        )
         self.run: target_process.TargetRun = self._stack.enter_context(context)
         self.turn = 0  # how far its GPUs are from where they were
         self.marks: list[tuple[str, int]] = []  # operations, and the step that it had reached some steps after each
@@ -410,6 +411,11 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=2, help="processes that use GPUs")
     parser.add_argument("--gpus", type=int, default=0, help="GPUs that they are on; default: one for each")
     parser.add_argument("--program", default="train_ddp", choices=list(QUICK))
+    parser.add_argument(
+        "--launcher",
+        choices=["torchrun", "ranks"],
+        help="what starts the ranks: torchrun, the default for PyTorch's where it is installed, or a shell",
+    )
     parser.add_argument("--step-s", type=float, default=45.0, help="the most seconds of one operation")
     parser.add_argument("--start-s", type=float, default=60.0, help="the most seconds of a job's start")
     parser.add_argument("--timeout-s", type=float, default=20.0, help="for the job to come to rest")
@@ -418,6 +424,7 @@ def main() -> int:
     parser.add_argument("target", nargs="*", help="options of the program, after --")
     arguments = parser.parse_args()
     arguments.gpus = arguments.gpus or arguments.ranks
+    arguments.launcher = arguments.launcher or target_process.default_launcher(arguments.program)
     if arguments.gpus < arguments.ranks:
         arguments.target = [*ONE_GPU.get(arguments.program, []), *arguments.target]
     if arguments.quick:
@@ -434,7 +441,8 @@ def main() -> int:
         reference.run.wait_start(arguments.start_s)
         start_s = time.monotonic() - begun
         reference.reach(arguments.steps, 25)
-        return {"start_s": start_s, "step_s": reference.step_s(), **(reference.logs[0].start or {})}
+        started = {"start_s": start_s, "step_s": reference.step_s(), **(reference.logs[0].start or {})}
+        return {**started, "launcher": None if arguments.program in ALONE else arguments.launcher}
 
     try:
         found = measured(results, "undisturbed", arguments.start_s + 30, undisturbed)

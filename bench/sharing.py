@@ -113,10 +113,12 @@ def running(program: Path, work: Path, label: str, workers: int) -> Iterator[Tre
     output, orders = work / f"{label}.log", work / f"{label}.orders"
     output.unlink(missing_ok=True)
     orders.write_text("")
-    handle = woodfrog.run([str(program), str(orders), str(workers)], name=f"{label}-{os.getpid()}", log=output)
     log = work / f"{label}.jsonl"
     log.touch()
-    run = target_process.TargetRun(label, handle.pid, target_process.Log(log), output, None, handle)
+    argv = [str(program), str(orders), str(workers)]
+    start = target_process.Start(argv, dict(os.environ), target_process.Log(log), output)
+    handle = woodfrog.run(start.argv, name=f"{label}-{os.getpid()}", env=start.environment, log=output)
+    run = target_process.TargetRun(label, handle.pid, start, None, handle)
     tree: Tree | None = None
     try:
         tree = Tree(handle, output, orders)

@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ from harness import REPOSITORY
 
 TARGETS = REPOSITORY / "bench" / "targets"
 BINARIES = Path(os.environ.get("WOODFROG_BENCH_BINARIES", REPOSITORY / "build" / "bench"))
+TORCH_PYTHON = os.environ.get("WOODFROG_BENCH_TORCH_PYTHON", sys.executable)  # torchrun's, and its ranks'
+RUN_VARIABLE = "WOODFROG_BENCH_RUN"  # a value of its own in every process of a run, restored ones too
 POLL_S = 0.002  # how often a log is looked at: well below the shortest step that is waited for
 
 
@@ -34,11 +37,12 @@ class TargetError(Exception):
     """A target did not do what its protocol promises. The text says which, what it did, and where its output is."""
 
 
-def command(name: str, *options: str) -> list[str]:
-    """The command line of the target ``name`` (its file without ending). Raises TargetError if it is not built."""
+def command(name: str, *options: str, python: Sequence[str] = (sys.executable,)) -> list[str]:
+    """The command line of the target ``name`` (its file without ending), ``python`` before it if it is a script.
+    Raises TargetError if it is not built."""
     script = TARGETS / f"{name}.py"
     if script.exists():
-        return [sys.executable, str(script), *options]
+        return [*python, str(script), *options]
     program = BINARIES / name
     if not program.exists():
         raise TargetError(f"{program} does not exist: build the targets with bench/targets/build.sh")
@@ -150,20 +154,31 @@ class Logs:
             part.read()
 
 
+@dataclass
+class Start:
+    """How a target is started, and where it says what. The environment tells its processes from all others."""
+
+    argv: list[str]
+    environment: dict[str, str]
+    log: Any  # a Log, or the Logs of a job
+    output: Path
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def __post_init__(self) -> None:
+        self.environment[RUN_VARIABLE] = self.mark
+
+
 class TargetRun:
     """One running target. ``handle`` is woodfrog's object for it where woodfrog started or restored it."""
 
-    def __init__(
-        self, name: str, pid: int, log: Any, output: Path, process: subprocess.Popen[bytes] | None, handle: Any
-    ) -> None:
-        """`log`: a Log, or the Logs of a job."""
+    def __init__(self, name: str, pid: int, start: Start, process: subprocess.Popen[bytes] | None, handle: Any) -> None:
         self.name = name
         self.pid = pid
-        self.log = log
+        self.log = start.log
         self.handle = handle
-        self._output = output
+        self._output = start.output
         self._process = process
-        self._owned = [pid]
+        self._mark = start.mark
 
     def wait_ended(self, timeout_s: float = 30.0) -> None:
         """Returns when the process has ended and was waited for, so that its pid is free for a restore."""
@@ -179,7 +194,6 @@ class TargetRun:
         self.pid = pid
         self.handle = handle
         self._process = None
-        self._owned.append(pid)
 
     def alive(self) -> bool:
         """Whether the process runs (a process that has ended and was not waited for does not)."""
@@ -262,13 +276,7 @@ class TargetRun:
 
     def end(self) -> None:
         """Ends every process of this run that is still there, and waits until they are gone."""
-        victims: list[psutil.Process] = []
-        for pid in dict.fromkeys(self._owned):
-            try:
-                process = psutil.Process(pid)
-                victims += [*process.children(recursive=True), process]
-            except psutil.NoSuchProcess:
-                continue
+        victims = sorted(self._processes(), key=lambda one: one.pid != self.pid)  # a launcher first: it starts no more
         for victim in victims:
             try:
                 victim.kill()
@@ -278,24 +286,39 @@ class TargetRun:
             self.wait_ended(60.0)
         psutil.wait_procs(victims, timeout=10)
 
+    def _processes(self) -> list[psutil.Process]:
+        """What runs of it, its launcher's children included when the launcher has died."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get(RUN_VARIABLE) == self._mark:
+                    found.append(process)
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+        return found
+
 
 # Ranks as torchrun starts them, without torchrun's own process.
-LAUNCHER = 'n=$1; shift; for ((r = 0; r < n; r++)); do RANK=$r LOCAL_RANK=$r WORLD_SIZE=$n "$@" & done; wait'
+RANKS_ALONE = 'n=$1; shift; for ((r = 0; r < n; r++)); do RANK=$r LOCAL_RANK=$r WORLD_SIZE=$n "$@" & done; wait'
 
 
-@dataclass
-class _Start:
-    """How a target is started, and where it says what."""
-
-    argv: list[str]
-    environment: dict[str, str]
-    log: Any
-    output: Path
+def default_launcher(name: str) -> str:
+    """What starts the ranks of the target ``name``: torchrun for PyTorch's, where there is one."""
+    if name not in ("train_ddp", "tp_generate"):
+        return "ranks"
+    found = subprocess.run([TORCH_PYTHON, "-c", "import torch.distributed.run"], capture_output=True, check=False)
+    return "ranks" if found.returncode else "torchrun"
 
 
 def _prepare(
-    name: str, options: Sequence[str], work: Path, label: str, env: Mapping[str, str] | None, ranks: int
-) -> _Start:
+    name: str,
+    options: Sequence[str],
+    work: Path,
+    label: str,
+    env: Mapping[str, str] | None,
+    ranks: int,
+    launcher: str = "ranks",
+) -> Start:
     work.mkdir(parents=True, exist_ok=True)
     log, output = work / f"{label}.jsonl", work / f"{label}.out"
     environment = {**os.environ, **(env or {})}
@@ -303,10 +326,15 @@ def _prepare(
     for path in (*paths, output):
         path.unlink(missing_ok=True)
     if not ranks:
-        return _Start(command(name, *options, "--log", str(log)), environment, Log(log), output)
-    environment |= {"RANK_LOG": str(log), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
-    argv = ["bash", "-c", LAUNCHER, "launcher", str(ranks), *command(name, *options)]
-    return _Start(argv, environment, Logs([Log(path) for path in paths]), output)
+        return Start(command(name, *options, "--log", str(log)), environment, Log(log), output)
+    environment |= {"RANK_LOG": str(log), "RANKS_PORT": str(_free_port())}
+    if launcher == "torchrun":
+        torchrun = [TORCH_PYTHON, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        argv = command(name, *options, python=torchrun)
+    else:
+        environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        argv = ["bash", "-c", RANKS_ALONE, "launcher", str(ranks), *command(name, *options)]
+    return Start(argv, environment, Logs([Log(path) for path in paths]), output)
 
 
 def _free_port() -> int:
@@ -318,18 +346,26 @@ def _free_port() -> int:
 
 @contextmanager
 def plain(
-    name: str, options: Sequence[str], work: Path, label: str, env: Mapping[str, str] | None = None, *, ranks: int = 0
+    name: str,
+    options: Sequence[str],
+    work: Path,
+    label: str,
+    env: Mapping[str, str] | None = None,
+    *,
+    ranks: int = 0,
+    launcher: str = "ranks",
 ) -> Iterator[TargetRun]:
     """Runs a target without woodfrog; ends it when the block is left. Its log and output are ``work/label.*``.
-    ``ranks``: so many of it as one job, each with a log of its own (Logs)."""
-    start = _prepare(name, options, work, label, env, ranks)
+    ``ranks``: so many of it as one job, each with a log of its own (Logs), started by ``launcher`` (torchrun, or ranks:
+    a shell)."""
+    start = _prepare(name, options, work, label, env, ranks, launcher)
     with start.output.open("wb") as file:
         # A session of its own: a signal meant for the benchmark does not reach the target.
         process = subprocess.Popen(
             start.argv, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=start.environment,
             start_new_session=True,
         )  # fmt: skip
-    run = TargetRun(name, process.pid, start.log, start.output, process, None)
+    run = TargetRun(name, process.pid, start, process, None)
     try:
         yield run
     finally:
@@ -338,15 +374,22 @@ def plain(
 
 @contextmanager
 def interposed(
-    name: str, options: Sequence[str], work: Path, label: str, env: Mapping[str, str] | None = None, *, ranks: int = 0
+    name: str,
+    options: Sequence[str],
+    work: Path,
+    label: str,
+    env: Mapping[str, str] | None = None,
+    *,
+    ranks: int = 0,
+    launcher: str = "ranks",
 ) -> Iterator[TargetRun]:
     """Runs a target under ``woodfrog.run``; ends it when the block is left. Its log is ``work/label.jsonl``.
-    ``ranks``: as of ``plain``."""
+    ``ranks``, ``launcher``: as of ``plain``."""
     import woodfrog
 
-    start = _prepare(name, options, work, label, env, ranks)
+    start = _prepare(name, options, work, label, env, ranks, launcher)
     handle = woodfrog.run(start.argv, name=f"{label}-{os.getpid()}", env=start.environment, log=start.output)
-    run = TargetRun(name, handle.pid, start.log, start.output, None, handle)
+    run = TargetRun(name, handle.pid, start, None, handle)
     try:
         yield run
     finally:

@@ -37,7 +37,7 @@ class Sum:
     """What all ranks add up to, for each of them."""
 
     def __init__(self, rank: int, ranks: int) -> None:
-        place = ("127.0.0.1", int(os.environ["MASTER_PORT"]))
+        place = ("127.0.0.1", int(os.environ["RANKS_PORT"]))  # torchrun's store has $MASTER_PORT
         self._hub = rank == 0
         if self._hub:
             self._listener = socket.create_server(place)  # open for good, as a store's is
