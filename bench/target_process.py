@@ -306,8 +306,8 @@ def default_launcher(name: str) -> str:
     """What starts the ranks of the target ``name``: torchrun for PyTorch's, where there is one."""
     if name not in ("train_ddp", "tp_generate"):
         return "ranks"
-    found = subprocess.run([TORCH_PYTHON, "-c", "import torch.distributed.run"], capture_output=True, check=False)
-    return "ranks" if found.returncode else "torchrun"
+    look = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"  # not imported: seconds
+    return "ranks" if subprocess.run([TORCH_PYTHON, "-c", look], check=False).returncode else "torchrun"
 
 
 def _prepare(

@@ -219,8 +219,8 @@ def _of_files(process: ProcessInfo) -> Iterator[Obstacle]:
             Scope.IMAGE,
             process.pid,
             f"Process {process.pid} uses io_uring, which CRIU cannot save.",
-            "Start it with `woodfrog run --no-io-uring` (most programs do without then, torchrun too; the default for "
-            "root); suspend works as it is.",
+            "Start it with `woodfrog run --no-io-uring` (most programs do without then, torchrun too; the default "
+            "with CAP_SYS_ADMIN); suspend works as it is.",
         )
 
 

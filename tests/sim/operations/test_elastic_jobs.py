@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,13 @@ def check_goes_on(job: Stepper) -> None:
     """All of its ranks, and what they find in their memory is right."""
     job.wait_steps(5)
     assert not [line for line in job.lines() if " errors " in line and not line.endswith(" errors 0")]
+
+
+def monotonic_offset_s(pid: int) -> float:
+    """By how much its monotonic clock differs from the machine's."""
+    line = next(line for line in Path(f"/proc/{pid}/timens_offsets").read_text().splitlines() if "monotonic" in line)
+    seconds, nanoseconds = line.split()[1:]
+    return int(seconds) + int(nanoseconds) / 1e9
 
 
 def ended_and_back(product: Product, job: Stepper) -> Stepper:
@@ -67,6 +75,25 @@ def test_a_restored_launcher_restarts_its_ranks_and_is_restored_with_these(produ
     check_goes_on(job)
     for _ in range(2):
         job = ended_and_back(product, job)  # sessions that began after the restore, too
+    job.finish()
+
+
+def test_no_deadline_of_a_job_passes_while_it_lies_in_an_image(product: Product) -> None:
+    """Its monotonic clock goes on from where it was, for all processes, time after time."""
+    job = product.elastic(RANKS)
+    behind = 0.0
+    for _ in range(2):
+        begun = time.monotonic()
+        image = product.checkpoint(job, stop=True)["image"]
+        stopped = time.monotonic()
+        job = product.restore(image, job.log)
+        restored = time.monotonic()
+        check_goes_on(job)
+        found = {monotonic_offset_s(pid) for pid in (job.pid, *ranks_of(job))}
+        assert len(found) == 1, found
+        offset = found.pop()
+        assert begun - restored < offset - behind < 0, (begun, stopped, restored, offset, behind)
+        behind = offset
     job.finish()
 
 

@@ -128,3 +128,29 @@ def test_what_an_operation_costs_is_the_time_that_usual_steps_would_not_have_tak
     assert log.usual_step_s(101.85) == pytest.approx(0.1)
     assert log.lost_s(101.95, 103.05, 0.1) == pytest.approx(1.0)
     assert log.lost_s(100.55, 100.75, 0.1) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_ranks_whose_launcher_has_died_are_ended_too(processes: ModuleType, tmp_path: Path) -> None:
+    write_target(
+        tmp_path,
+        "rank",
+        "import os\nlog = protocol.Log(os.environ['RANK_LOG'] + '.' + os.environ['RANK'])\n"
+        "os.setsid()\nlog.start('rank', 0)\ntime.sleep(600)",
+    )
+    with processes.plain("rank", [], tmp_path, "run", ranks=2) as run:
+        run.wait_start()
+        ranks = [psutil.Process(log.start["pid"]) for log in run.log.parts]
+        psutil.Process(run.pid).kill()
+        run.wait_ended()
+        assert [rank.status() == psutil.STATUS_ZOMBIE for rank in ranks] == [False, False]
+    for rank in ranks:  # whoever is process 1 here may not have waited for them
+        assert not rank.is_running() or rank.status() == psutil.STATUS_ZOMBIE
+
+
+def test_torchrun_is_asked_for_by_its_own_options(processes: ModuleType, tmp_path: Path) -> None:
+    write_target(tmp_path, "rank", "")
+    start = processes._prepare("rank", ["--steps", "3"], tmp_path, "run", None, 2, "torchrun")
+    script = str(tmp_path / "rank.py")
+    torchrun = [processes.TORCH_PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    assert start.argv == [*torchrun, script, "--steps", "3"]
+    assert "MASTER_PORT" not in start.environment, "torchrun chooses one"
