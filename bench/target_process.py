@@ -329,8 +329,15 @@ def _prepare(
         return Start(command(name, *options, "--log", str(log)), environment, Log(log), output)
     environment |= {"RANK_LOG": str(log), "RANKS_PORT": str(_free_port())}
     if launcher == "torchrun":
-        torchrun = [TORCH_PYTHON, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-        argv = command(name, *options, python=torchrun)
+        # The address: it would look its own host's name up, which a machine without a network may not know.
+        torchrun = [
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--local-addr=127.0.0.1",
+            f"--nproc-per-node={ranks}",
+        ]
+        argv = command(name, *options, python=[TORCH_PYTHON, *torchrun])
     else:
         environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
         argv = ["bash", "-c", RANKS_ALONE, "launcher", str(ranks), *command(name, *options)]

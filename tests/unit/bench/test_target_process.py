@@ -151,6 +151,7 @@ def test_torchrun_is_asked_for_by_its_own_options(processes: ModuleType, tmp_pat
     write_target(tmp_path, "rank", "")
     start = processes._prepare("rank", ["--steps", "3"], tmp_path, "run", None, 2, "torchrun")
     script = str(tmp_path / "rank.py")
-    torchrun = [processes.TORCH_PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    assert start.argv == [*torchrun, script, "--steps", "3"]
+    assert start.argv[:3] == [processes.TORCH_PYTHON, "-m", "torch.distributed.run"]
+    assert start.argv[3:6] == ["--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2"]
+    assert start.argv[6:] == [script, "--steps", "3"]
     assert "MASTER_PORT" not in start.environment, "torchrun chooses one"
