@@ -26,6 +26,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -57,6 +58,7 @@ INTERPOSED = ("driver_share",)  # undisturbed as well: the simulated driver has 
 OPERATION_S = 15.0  # of one operation, as far as it can be foreseen
 DRIVER_ALONE_S = 45.0
 WITHIN_BLOCK, WITHIN_GROUPS = 4, 12  # steps of a block, groups of four blocks
+LAUNCHER_TRIALS = 2  # operations that may fail before the ranks are started without torchrun
 MOST_STEPS = 100_000  # a job ends when it is ended
 NCCL = {
     "NCCL_NVLS_ENABLE": "0",
@@ -318,15 +320,22 @@ def operations(
             ("migrate with precopy, GPUs exchanged", migrate(precopy=True)),
             ("suspend and resume, GPUs exchanged", suspend_resume("cold", elsewhere=True)),
         ]
-    wrong = 0
+    wrong = done = 0
     step_s = reference.step_s()
-    for what, work in steps:
+    pending = deque(steps)
+    while pending:
+        what, work = pending.popleft()
         furthest = max((one.last_step() for one in jobs), default=0)
         if not budget.allows(start_s + 1.2 * step_s * furthest + OPERATION_S):
             results.add(what=what, ok=0, error="no time left")
             continue
         row = measured(results, what, arguments.step_s, work)
         wrong += row is None
+        done += row is not None
+        if done == 0 and wrong == LAUNCHER_TRIALS and arguments.launcher == "torchrun":
+            results.add(what="launcher", launcher="ranks", reason=f"the first {wrong} operations failed with torchrun")
+            arguments.launcher = "ranks"
+            pending = deque(steps)
         if row is not None and job is not None:
             job.marks.append((what, row["at_step"]))
         if row is None and job is not None:
@@ -386,11 +395,11 @@ def driver_alone(job: Job) -> dict[str, Any]:
 
 def train_ratio(results: harness.Results, arguments: Any) -> dict[str, Any]:
     """Throughput with ÷ without the interposer, within one job."""
-    groups = 1 if arguments.quick else WITHIN_GROUPS
+    groups = 1 if arguments.quick else arguments.within_groups
     job = Job("within", arguments, undisturbed=False, more=["--alternate", str(WITHIN_BLOCK)])
     try:
         steps = 4 * WITHIN_BLOCK * groups
-        job.reach(steps, arguments.start_s + 40)
+        job.reach(steps, arguments.start_s + 40 + 4 * groups)
         log = job.logs[0]
         members = within.members_of(results, "train", log.lines[:steps], int((log.start or {})["places"]))
     finally:
@@ -420,6 +429,7 @@ def main() -> int:
     parser.add_argument("--start-s", type=float, default=60.0, help="the most seconds of a job's start")
     parser.add_argument("--timeout-s", type=float, default=20.0, help="for the job to come to rest")
     parser.add_argument("--pool-mib", type=int, default=0, help="$WOODFROG_POOL_MIB of the job")
+    parser.add_argument("--within-groups", type=int, default=WITHIN_GROUPS, help="that train_ratio is the median of")
     parser.add_argument("--steps", type=int, default=150, help="of the undisturbed run that is timed")
     parser.add_argument("target", nargs="*", help="options of the program, after --")
     arguments = parser.parse_args()
@@ -451,7 +461,12 @@ def main() -> int:
     finally:
         reference.end()
     if found is not None and arguments.program == "train_ddp" and not arguments.quick:
-        measured(results, "training within one job", 100, lambda: train_ratio(results, arguments))
+        measured(
+            results,
+            "training within one job",
+            100 + 4 * arguments.within_groups,
+            lambda: train_ratio(results, arguments),
+        )
     jobs = operations(results, budget, arguments, reference, found["start_s"]) if found is not None else []
     if jobs:
         compare(results, budget, arguments, jobs)
