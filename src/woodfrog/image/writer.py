@@ -76,6 +76,7 @@ class ImageWriter:
         self._lock = threading.Lock()  # a session is not for several threads at once
         self._gpu = Amounts()
         self._ahead: list[tuple[bytes, array[int]]] = []  # digests and sizes of what was stored before the survey
+        self._cpu_directory: Path | None = None
         self.threads = 0  # that hash and store; 0: one a processor
 
     @property
@@ -89,9 +90,19 @@ class ImageWriter:
 
     @property
     def directory(self) -> Path:
-        """A local directory of its own, gone after commit or abort. CRIU writes into `directory / "cpu"`."""
+        """A local directory of its own, gone after commit or abort."""
         with self._lock:
             return self._session.work_directory
+
+    @property
+    def cpu_directory(self) -> Path:
+        """What CRIU writes into, and `commit` takes its files from: `directory / "cpu"` unless set to another place,
+        which the caller owns. Not made here."""
+        return self._cpu_directory or self.directory / CPU
+
+    @cpu_directory.setter
+    def cpu_directory(self, path: Path) -> None:
+        self._cpu_directory = path
 
     def lacking(self, digests: bytes) -> bytes:
         """The positions (packed u32) of those of these whole chunks that the store lacks."""
@@ -177,7 +188,7 @@ class ImageWriter:
         cuts: Mapping[str, tuple[bytes, int]],
         mapped: Sequence[MappedFile],
     ) -> Manifest:
-        folder = self._session.work_directory / CPU
+        folder = self._cpu_directory or self._session.work_directory / CPU
         found = list(layout.plain_files(folder)) if folder.is_dir() else []
         self._add_ahead(manifest)
         if manifest.cpu is None:

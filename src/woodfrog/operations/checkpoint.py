@@ -38,6 +38,7 @@ from woodfrog.operations.frozen import FrozenTarget
 from woodfrog.operations.history import Baseline, LastImage
 from woodfrog.operations.increment import Increment
 from woodfrog.operations.lent import LentMemory
+from woodfrog.operations.memory_folder import MemoryFolder
 from woodfrog.operations.phases import Beside, Emit, Phase, Runner, Step
 from woodfrog.operations.precopy import Precopy
 from woodfrog.operations.rings import take_rings
@@ -81,6 +82,7 @@ class Checkpoint(FreezingOperation):
         self._precopy: Precopy | None = None
         self._cow: CopyOnWrite | None = None
         self._dumped: Dumped | None = None
+        self._memory_folder: MemoryFolder | None = None
         self._control_files = ControlFiles(context.runtime_directory, context.control_files_unfit)
         self._draft: manifests.Draft | None = None
         self._store_url = ""
@@ -203,6 +205,12 @@ class Checkpoint(FreezingOperation):
         self._frozen = FrozenTarget(context, surveyed.notes("checkpoint", stop=request.stop, store=request.store))
         self._frozen.notes.image = plan.name
         self._frozen.notes.directory = str(self._writer.directory)
+        # CRIU in another PID namespace would not find it: its path leads over this process's number.
+        if request.cpu and pid_namespace.inner_root(surveyed.root_pid) is None:
+            self._memory_folder = MemoryFolder.make(surveyed.resident_bytes)
+        if self._memory_folder is not None:
+            self._writer.cpu_directory = self._memory_folder.path / "cpu"
+        log.info("CRIU's files go to %s", self._writer.cpu_directory)
         self._draft = manifests.Draft.of(context, surveyed, self._frozen.notes)
         if not surveyed.managed and request.cpu and len(self._frozen.members) == 1 and lent.wanted():
             notes = self._frozen.notes
@@ -332,7 +340,7 @@ class Checkpoint(FreezingOperation):
         ):
             self._dumped = self._criu.dump(
                 self._target.notes.root_pid,
-                self._writing.directory / "cpu",
+                self._writing.cpu_directory,
                 inner_pid=pid_namespace.inner_root(self._target.notes.root_pid),
                 leave_running=not self._request.stop,
                 connections=connections.of_tree(self._target.notes.tree).closed_circle,
@@ -424,7 +432,7 @@ class Checkpoint(FreezingOperation):
     def _pages_cuts(self) -> dict[str, pagemap.PagesCut]:
         if self._dumped is None:
             return {}
-        return pagemap.cuts(self._writing.directory / "cpu", min(pagemap.WINDOW_BYTES, self._images.chunk_bytes))
+        return pagemap.cuts(self._writing.cpu_directory, min(pagemap.WINDOW_BYTES, self._images.chunk_bytes))
 
     def _end(self) -> None:
         """The image is durable; now the target may go. Safe to repeat."""
@@ -458,6 +466,8 @@ class Checkpoint(FreezingOperation):
         self._control_files.close()
         self._release_precopy()
         self._abort_writer()  # does nothing after the commit
+        if self._memory_folder is not None:
+            self._memory_folder.close()
         self._release_copies()
         super()._release()
 

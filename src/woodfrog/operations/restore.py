@@ -224,7 +224,10 @@ class Restore(OnOneTarget):
         image, notes = self._opened, self._notes
         self._work = Path(notes.directory)
         self._work.mkdir(mode=0o700, exist_ok=True)
-        self._cpu_folder = CpuFolder.make(self._work, self._images.store, image.manifest.cpu_bytes)
+        self._cpu_folder = CpuFolder.make(
+            self._work, self._images.store, image.manifest.cpu_bytes, elsewhere=bool(self._instance.number)
+        )
+        log.info("CRIU's files are read in %s", self._cpu_folder.path)
         lent = image.manifest.lent_files
         self._loan = LentMemory.of_image(self._context, notes, lent) if lent else None
         places = self._loan.places() if self._loan is not None else []

@@ -288,3 +288,12 @@ def test_the_process_that_uses_the_gpu_may_be_a_child_of_what_was_started(produc
     restored.wait_steps()
     assert result["pid"] != restored.pid  # the shell is the root, its child has the GPU
     product.end(restored)
+
+
+def test_criu_works_in_memory_where_that_can_be_had(product: Product) -> None:
+    target = product.run()
+    restored = product.restore(product.checkpoint(target, stop=True)["image"], target.log)
+    folder = f"/proc/{product.daemon_pid()}/fd/"
+    assert f"CRIU's files go to {folder}" in product.daemon_log()
+    assert f"CRIU's files are read in {folder}" in product.daemon_log()
+    restored.check_runs_right()
