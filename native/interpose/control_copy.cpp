@@ -2,6 +2,7 @@
 // returns when all are done. No lock: the driver may be stopped anywhere by a dump, and the threads with it.
 #include "control_copy.hpp"
 
+#include "control_memory.hpp"
 #include "debug.hpp"
 #include "driver.hpp"
 #include "elf_lookup.hpp"
@@ -115,10 +116,12 @@ void call_helpers() {
         futex(woken, FUTEX_WAKE, INT_MAX);
 }
 
-// What the driver calls instead of memcpy.
+// What the driver calls instead of memcpy. Only its control state is copied together: of memory of the application's a
+// page may be protected, and its handler expects the fault on the thread that made the call; our threads block signals.
 void *copy_together(void *to, const void *from, size_t size) {
     const size_t count = (size + piece_bytes - 1) / piece_bytes;
-    if (size < least_bytes || count > 0xffff || helpers.load(std::memory_order_relaxed) == 0 ||
+    if (size < least_bytes || count > 0xffff || !(is_control_memory(to, size) || is_control_memory(from, size)) ||
+        helpers.load(std::memory_order_relaxed) == 0 ||
         slow_copies.load(std::memory_order_relaxed) >= most_slow_copies ||
         busy.exchange(true, std::memory_order_acquire))
         return memcpy(to, from, size);

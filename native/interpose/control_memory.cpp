@@ -33,6 +33,9 @@ std::atomic<bool> offered_shared{false}; // of a file, which cannot be made long
 std::atomic<size_t> taken_bytes{0};
 std::atomic<size_t> learned_bytes{0};
 std::atomic<bool> watching{false}; // from an offer until it is settled
+// Where the driver has its control state, in memory of ours or not.
+std::atomic<uintptr_t> state_address{0};
+std::atomic<size_t> state_bytes{0};
 
 // What the driver has mapped of ours, and what it has unmapped and is to be given back.
 std::atomic<uintptr_t> driver_address{0}, freed_address{0};
@@ -186,6 +189,17 @@ size_t offer_shared_control_memory(int fd, size_t bytes) {
     return bytes;
 }
 
+bool is_control_memory([[maybe_unused]] const void *address, [[maybe_unused]] size_t size) {
+#ifdef WOODFROG_SANITIZED // the mapping is not seen there (below)
+    return true;
+#else
+    const uintptr_t base = state_address.load(std::memory_order_acquire);
+    const auto begin = reinterpret_cast<uintptr_t>(address);
+    const size_t bytes = state_bytes.load(std::memory_order_relaxed);
+    return base != 0 && begin >= base && size <= bytes && begin - base <= bytes - size;
+#endif
+}
+
 size_t control_memory_taken() {
     return taken_bytes.load(std::memory_order_relaxed);
 }
@@ -204,6 +218,7 @@ void control_memory_after_fork_in_child() {
     control_copies_after_fork_in_child();
     watching.store(false, std::memory_order_relaxed);
     driver_address.store(0, std::memory_order_relaxed);
+    state_address.store(0, std::memory_order_relaxed);
     if (offered_shared.exchange(false, std::memory_order_relaxed)) { // the child has none of that (MADV_DONTFORK)
         offered.store(0, std::memory_order_relaxed);
         freed_address.store(0, std::memory_order_relaxed);
@@ -227,8 +242,14 @@ __attribute__((visibility("default"))) void *mmap(void *address, size_t length, 
         const size_t whole = round_up(length, page_bytes);
         if (whole > learned_bytes.load(std::memory_order_relaxed))
             learned_bytes.store(whole, std::memory_order_relaxed);
-        if (void *memory = take(whole); memory != nullptr)
-            return memory;
+        void *memory = take(whole);
+        if (memory == nullptr)
+            memory = map_now(address, length, protection, flags, fd, offset);
+        if (memory != MAP_FAILED) {
+            state_bytes.store(whole, std::memory_order_relaxed);
+            state_address.store(reinterpret_cast<uintptr_t>(memory), std::memory_order_release);
+        }
+        return memory;
     }
     return map_now(address, length, protection, flags, fd, offset);
 }
@@ -238,6 +259,8 @@ __attribute__((visibility("default"), alias("mmap"))) void *mmap64(void *address
 
 __attribute__((visibility("default"))) int munmap(void *address, size_t length) noexcept {
     const auto base = reinterpret_cast<uintptr_t>(address);
+    if (__builtin_expect(base != 0 && base == state_address.load(std::memory_order_relaxed), 0))
+        state_address.store(0, std::memory_order_relaxed);
     if (__builtin_expect(base != 0 && base == driver_address.load(std::memory_order_relaxed), 0)) {
         driver_address.store(0, std::memory_order_relaxed);
         // The target waits for the driver here; the agent has time once it runs again.

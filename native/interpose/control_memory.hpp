@@ -21,6 +21,9 @@ size_t wanted_control_memory(size_t bytes);
 // of it or nothing: returns `bytes` or 0. A driver that wants more than that is answered by the kernel.
 size_t offer_shared_control_memory(int fd, size_t bytes);
 
+// Whether all of that is where the driver keeps its control state.
+bool is_control_memory(const void *address, size_t size);
+
 // What the driver has taken since the offer.
 size_t control_memory_taken();
 

@@ -14,7 +14,7 @@ namespace {
 constexpr size_t kSmallestBytes = size_t{64} << 20; // three of the 20 MiB that PyTorch asks for
 constexpr size_t kLargestMib = 16384;
 constexpr size_t kShare = 8; // of what is owned: at most so much more is taken than is asked for
-constexpr size_t kParts = 3;  // an allocation larger than this part of a block has one of its own
+constexpr size_t kParts = 3; // an allocation larger than this part of a block has one of its own
 
 size_t largest_bytes() {
     static const size_t bytes = [] {

@@ -207,7 +207,7 @@ class Checkpoint(FreezingOperation):
         self._frozen.notes.directory = str(self._writer.directory)
         # CRIU in another PID namespace would not find it: its path leads over this process's number.
         if request.cpu and pid_namespace.inner_root(surveyed.root_pid) is None:
-            self._memory_folder = MemoryFolder.make(surveyed.resident_bytes)
+            self._memory_folder = MemoryFolder.make(surveyed.resident_bytes + surveyed.control_state_bytes)
         if self._memory_folder is not None:
             self._writer.cpu_directory = self._memory_folder.path / "cpu"
         log.info("CRIU's files go to %s", self._writer.cpu_directory)

@@ -39,12 +39,12 @@ class MemoryFolder:
 
     @classmethod
     def make(cls, size_bytes: int) -> MemoryFolder | None:
-        """With room for files of so many bytes in all, if the host has twice as much to give; else, and where this
-        process may not mount, None."""
+        """With room for files of so many bytes in all, as far as is known, if the host has twice as much to give; else,
+        and where this process may not mount, None. It can grow to half of what the host has."""
         if not room.host_has(2 * size_bytes):
             return None
         try:
-            return cls(_mounted(2 * size_bytes + _SMALL_BYTES))
+            return cls(_mounted(max(size_bytes + _SMALL_BYTES, room.host_available_bytes() // 2)))
         except OSError as failure:
             refused = failure.errno in (errno.EPERM, errno.ENOSYS, errno.EINVAL)  # EINVAL: no huge pages in this kernel
             log.log(logging.DEBUG if refused else logging.WARNING, "no folder in memory: %s", failure)

@@ -34,10 +34,15 @@ def test_another_process_reads_and_writes_there_and_no_mount_is_seen(folder: Mem
     folder.close()
 
 
-def test_it_takes_no_more_than_twice_what_was_asked_for_and_some(folder: MemoryFolder) -> None:
-    status = os.statvfs(folder.path)
-    assert status.f_blocks * status.f_frsize == 2 * MIB + (64 << 20)
-    folder.close()
+def test_it_takes_no_more_than_half_of_what_the_host_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "host_available_bytes", lambda: 2048 * MIB)
+    for wanted, limit in ((MIB, 1024), (800 * MIB, 1024)):
+        made = MemoryFolder.make(wanted)
+        assert made is not None
+        status = os.statvfs(made.path)
+        assert status.f_blocks * status.f_frsize == limit * MIB
+        made.close()
+    assert MemoryFolder.make(1000 * MIB) is None
 
 
 def test_there_is_none_without_memory_or_permission(monkeypatch: pytest.MonkeyPatch) -> None:
