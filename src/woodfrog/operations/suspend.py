@@ -24,6 +24,7 @@ from woodfrog.operations.notes import COLD, WARM, ExtentNote, Record, suspend_ke
 from woodfrog.operations.phases import Beside, Emit, Phase, Runner, Step
 from woodfrog.operations.space import Space
 from woodfrog.operations.survey import Surveyed, survey
+from woodfrog.target.watchdogs import time_outs
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +66,7 @@ class Suspend(FreezingOperation):
         self.ended = False  # the target's own memory has been let go
         self._record: Record | None = None
         self._plan: SuspendPlan | None = None
+        self._warnings: list[str] = []
 
     # ── the phases, in their order ──────────────────────────────────────────────────────────────────────────────
 
@@ -144,6 +146,7 @@ class Suspend(FreezingOperation):
         if not surveyed.managed and lent.wanted():
             pids = [member.pid for member in self._frozen.members]
             self._frozen.lent = LentMemory.prepared(self._context, self._frozen.notes, self._spaces, pids)
+        self._warnings = time_outs(member.pid for member in self._frozen.members)
         self._target.export_ahead()
         if self._request.level != WARM:
             self._offer_control_memory(surveyed)
@@ -232,6 +235,7 @@ class Suspend(FreezingOperation):
             "stall_s": self._target.stall_s,
             "bytes": self._target.lent.size_bytes if self._target.lent is not None else self._gpu_bytes,
             "visit": self._target.visit.to_dict(),
+            "warnings": self._warnings,
         }
 
 

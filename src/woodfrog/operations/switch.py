@@ -109,6 +109,7 @@ class Switch:
             "overlapped": overlapped,
             "phases": dict(self.runner.times),
             "bytes": leaving["bytes"] + coming["bytes"],
+            "warnings": leaving["warnings"],
         }
 
     def _fits_both(self, leaving: Surveyed) -> bool:
