@@ -27,10 +27,35 @@ CHECKPOINT = (
     "commit",
     "end",
 )
-RESTORE = ("survey", "prepare", "allocate", "refill", "extract", "cpu", "control", "hook", "return", "verify", "commit")
+RESTORE = (
+    "survey",
+    "prepare",
+    "extract",
+    "locate",
+    "allocate",
+    "refill",
+    "cpu",
+    "control",
+    "hook",
+    "return",
+    "verify",
+    "commit",
+)
 PROMOTE = ("survey", "move", "commit")
 SUSPEND = ("survey", "prepare", "quiesce", "handover", "import", "control", "drain", "commit", "end")
-STANDBY = ("survey", "prepare", "allocate", "refill", "extract", "cpu", "control", "hook", "connect", "commit")
+STANDBY = (
+    "survey",
+    "prepare",
+    "extract",
+    "locate",
+    "allocate",
+    "refill",
+    "cpu",
+    "control",
+    "hook",
+    "connect",
+    "commit",
+)
 TAKE = ("survey", "allocate", "refill", "verify", "hook", "commit", "return", "end")
 RESUME = ("survey", "allocate", "refill", "control", "return", "commit", "end")
 
