@@ -21,7 +21,7 @@ def priorities() -> tuple[int, int]:
 
 def test_it_and_its_threads_let_others_go_first_and_the_caller_stays_as_it_was() -> None:
     before = priorities()
-    assert in_background(priorities) == (max(before[0], 10), max(before[1], 10))
+    assert in_background(priorities) == (max(before[0], 5), max(before[1], 5))
     assert priorities() == before
 
 

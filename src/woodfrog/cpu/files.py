@@ -130,7 +130,7 @@ def prepare(
     overlay.mkdir(mode=0o700)
     for entry in os.scandir(directory):
         if entry.name != "files.img":
-            (overlay / entry.name).symlink_to(Path(entry.path).resolve())
+            (overlay / entry.name).symlink_to(Path(entry.path).absolute())
     patched = rewritten((directory / "files.img").read_bytes(), changes, result.sizes)
     (overlay / "files.img").write_bytes(patched)
     return overlay, result
