@@ -143,7 +143,7 @@ class Job:
         managed = not undisturbed or arguments.program in INTERPOSED
         options += ["--workers", str(max(1, arguments.ranks - 1))] if alone else []
         start = target_process.interposed if managed else target_process.plain
-        ranks = 0 if alone else arguments.ranks
+        ranks = target_process.NO_RANKS if alone else target_process.Ranks(arguments.ranks, arguments.launcher)
         environment = dict(NCCL)
         if arguments.pool_mib:
             environment["WOODFROG_POOL_MIB"] = str(arguments.pool_mib)
@@ -151,9 +151,7 @@ class Job:
             visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(arguments.gpus)))
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(visible.split(",")[: arguments.gpus])
             environment["GLOO_SOCKET_IFNAME"] = "lo"  # connections that lead out of the job could not be restored
-        context = start(
-            arguments.program, options, arguments.work, label, environment, ranks=ranks, launcher=arguments.launcher
-        )
+        context = start(arguments.program, options, arguments.work, label, environment, ranks=ranks)
         self.run: target_process.TargetRun = self._stack.enter_context(context)
         self.turn = 0  # how far its GPUs are from where they were
         self.marks: list[tuple[str, int]] = []  # operations, and the step that it had reached some steps after each

@@ -310,37 +310,43 @@ def default_launcher(name: str) -> str:
     return "ranks" if subprocess.run([TORCH_PYTHON, "-c", look], check=False).returncode else "torchrun"
 
 
+@dataclass(frozen=True)
+class Ranks:
+    """So many of a target as one job, each with a log of its own (Logs), started by ``launcher`` (torchrun, or ranks: a
+    shell). None: the target itself."""
+
+    count: int = 0
+    launcher: str = "ranks"
+
+
+NO_RANKS = Ranks()
+
+
 def _prepare(
-    name: str,
-    options: Sequence[str],
-    work: Path,
-    label: str,
-    env: Mapping[str, str] | None,
-    ranks: int,
-    launcher: str = "ranks",
+    name: str, options: Sequence[str], work: Path, label: str, env: Mapping[str, str] | None, ranks: Ranks
 ) -> Start:
     work.mkdir(parents=True, exist_ok=True)
     log, output = work / f"{label}.jsonl", work / f"{label}.out"
     environment = {**os.environ, **(env or {})}
-    paths = [Path(f"{log}.{rank}") for rank in range(ranks)] if ranks else [log]
+    paths = [Path(f"{log}.{rank}") for rank in range(ranks.count)] if ranks.count else [log]
     for path in (*paths, output):
         path.unlink(missing_ok=True)
-    if not ranks:
+    if not ranks.count:
         return Start(command(name, *options, "--log", str(log)), environment, Log(log), output)
     environment |= {"RANK_LOG": str(log), "RANKS_PORT": str(_free_port())}
-    if launcher == "torchrun":
+    if ranks.launcher == "torchrun":
         # The address: it would look its own host's name up, which a machine without a network may not know.
         torchrun = [
             "-m",
             "torch.distributed.run",
             "--standalone",
             "--local-addr=127.0.0.1",
-            f"--nproc-per-node={ranks}",
+            f"--nproc-per-node={ranks.count}",
         ]
         argv = command(name, *options, python=[TORCH_PYTHON, *torchrun])
     else:
         environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
-        argv = ["bash", "-c", RANKS_ALONE, "launcher", str(ranks), *command(name, *options)]
+        argv = ["bash", "-c", RANKS_ALONE, "launcher", str(ranks.count), *command(name, *options)]
     return Start(argv, environment, Logs([Log(path) for path in paths]), output)
 
 
@@ -359,13 +365,11 @@ def plain(
     label: str,
     env: Mapping[str, str] | None = None,
     *,
-    ranks: int = 0,
-    launcher: str = "ranks",
+    ranks: Ranks = NO_RANKS,
 ) -> Iterator[TargetRun]:
     """Runs a target without woodfrog; ends it when the block is left. Its log and output are ``work/label.*``.
-    ``ranks``: so many of it as one job, each with a log of its own (Logs), started by ``launcher`` (torchrun, or ranks:
-    a shell)."""
-    start = _prepare(name, options, work, label, env, ranks, launcher)
+    ``ranks``: what of it makes up a job."""
+    start = _prepare(name, options, work, label, env, ranks)
     with start.output.open("wb") as file:
         # A session of its own: a signal meant for the benchmark does not reach the target.
         process = subprocess.Popen(
@@ -387,14 +391,13 @@ def interposed(
     label: str,
     env: Mapping[str, str] | None = None,
     *,
-    ranks: int = 0,
-    launcher: str = "ranks",
+    ranks: Ranks = NO_RANKS,
 ) -> Iterator[TargetRun]:
     """Runs a target under ``woodfrog.run``; ends it when the block is left. Its log is ``work/label.jsonl``.
-    ``ranks``, ``launcher``: as of ``plain``."""
+    ``ranks``: as of ``plain``."""
     import woodfrog
 
-    start = _prepare(name, options, work, label, env, ranks, launcher)
+    start = _prepare(name, options, work, label, env, ranks)
     handle = woodfrog.run(start.argv, name=f"{label}-{os.getpid()}", env=start.environment, log=start.output)
     run = TargetRun(name, handle.pid, start, None, handle)
     try:

@@ -43,19 +43,7 @@ RESTORE = (
 )
 PROMOTE = ("survey", "move", "commit")
 SUSPEND = ("survey", "prepare", "quiesce", "handover", "import", "control", "drain", "commit", "end")
-STANDBY = (
-    "survey",
-    "prepare",
-    "extract",
-    "locate",
-    "allocate",
-    "refill",
-    "cpu",
-    "control",
-    "hook",
-    "connect",
-    "commit",
-)
+STANDBY = (*RESTORE[: RESTORE.index("return")], "connect", "commit")
 TAKE = ("survey", "allocate", "refill", "verify", "hook", "commit", "return", "end")
 RESUME = ("survey", "allocate", "refill", "control", "return", "commit", "end")
 

@@ -137,7 +137,7 @@ def test_ranks_whose_launcher_has_died_are_ended_too(processes: ModuleType, tmp_
         "import os\nlog = protocol.Log(os.environ['RANK_LOG'] + '.' + os.environ['RANK'])\n"
         "os.setsid()\nlog.start('rank', 0)\ntime.sleep(600)",
     )
-    with processes.plain("rank", [], tmp_path, "run", ranks=2) as run:
+    with processes.plain("rank", [], tmp_path, "run", ranks=processes.Ranks(2)) as run:
         run.wait_start()
         ranks = [psutil.Process(log.start["pid"]) for log in run.log.parts]
         psutil.Process(run.pid).kill()
@@ -149,7 +149,7 @@ def test_ranks_whose_launcher_has_died_are_ended_too(processes: ModuleType, tmp_
 
 def test_torchrun_is_asked_for_by_its_own_options(processes: ModuleType, tmp_path: Path) -> None:
     write_target(tmp_path, "rank", "")
-    start = processes._prepare("rank", ["--steps", "3"], tmp_path, "run", None, 2, "torchrun")
+    start = processes._prepare("rank", ["--steps", "3"], tmp_path, "run", None, processes.Ranks(2, "torchrun"))
     script = str(tmp_path / "rank.py")
     assert start.argv[:3] == [processes.TORCH_PYTHON, "-m", "torch.distributed.run"]
     assert start.argv[3:6] == ["--standalone", "--local-addr=127.0.0.1", "--nproc-per-node=2"]
