@@ -31,6 +31,38 @@ ElfW(Addr) address_of(const link_map *map, const ElfW(Dyn) * entry) {
     return address < map->l_addr ? address + map->l_addr : address;
 }
 
+// What a library's dynamic section tells; null where it does not.
+struct Dynamic {
+    const ElfW(Sym) *symbols = nullptr;
+    const char *strings = nullptr;
+    const uint32_t *hashes = nullptr;       // GNU's table
+    const ElfW(Rela) *references = nullptr; // of calls
+    size_t reference_bytes = 0;
+};
+
+Dynamic dynamic_of(const link_map *map) {
+    Dynamic found;
+    const void *references = nullptr;
+    bool with_addends = true;
+    for (const ElfW(Dyn) *entry = map->l_ld; entry->d_tag != DT_NULL; ++entry) {
+        const ElfW(Addr) address = address_of(map, entry);
+        if (entry->d_tag == DT_SYMTAB)
+            found.symbols = reinterpret_cast<const ElfW(Sym) *>(address);
+        else if (entry->d_tag == DT_STRTAB)
+            found.strings = reinterpret_cast<const char *>(address);
+        else if (entry->d_tag == DT_GNU_HASH)
+            found.hashes = reinterpret_cast<const uint32_t *>(address);
+        else if (entry->d_tag == DT_JMPREL)
+            references = reinterpret_cast<const void *>(address);
+        else if (entry->d_tag == DT_PLTRELSZ)
+            found.reference_bytes = entry->d_un.d_val;
+        else if (entry->d_tag == DT_PLTREL)
+            with_addends = entry->d_un.d_val == DT_RELA;
+    }
+    found.references = with_addends ? static_cast<const ElfW(Rela) *>(references) : nullptr;
+    return found;
+}
+
 // What the loader makes read-only once it is done.
 struct ReadOnly {
     ElfW(Addr) base = 0;
@@ -57,29 +89,19 @@ void *elf_lookup(const char *soname, const char *name) {
     if (handle == nullptr)
         return nullptr;
     const link_map *map = static_cast<const link_map *>(handle); // glibc's handle is its link map
-    const ElfW(Sym) *symbols = nullptr;
-    const char *strings = nullptr;
-    const uint32_t *table = nullptr;
-    for (const ElfW(Dyn) *entry = map->l_ld; entry->d_tag != DT_NULL; ++entry) {
-        const ElfW(Addr) address = address_of(map, entry);
-        if (entry->d_tag == DT_SYMTAB)
-            symbols = reinterpret_cast<const ElfW(Sym) *>(address);
-        else if (entry->d_tag == DT_STRTAB)
-            strings = reinterpret_cast<const char *>(address);
-        else if (entry->d_tag == DT_GNU_HASH)
-            table = reinterpret_cast<const uint32_t *>(address);
-    }
+    const Dynamic dynamic = dynamic_of(map);
     void *found = nullptr;
-    if (symbols != nullptr && strings != nullptr && table != nullptr) {
+    if (dynamic.symbols != nullptr && dynamic.strings != nullptr && dynamic.hashes != nullptr) {
+        const uint32_t *table = dynamic.hashes;
         const uint32_t bucket_count = table[0], first = table[1], bloom_words = table[2];
         const uint32_t *buckets = table + 4 + bloom_words * (sizeof(ElfW(Addr)) / sizeof(uint32_t));
         const uint32_t *chain = buckets + bucket_count;
         const uint32_t hash = gnu_hash(name);
         for (uint32_t i = bucket_count == 0 ? 0 : buckets[hash % bucket_count]; i >= first && i != 0; ++i) {
             const uint32_t link = chain[i - first];
-            if ((link | 1) == (hash | 1) && symbols[i].st_shndx != SHN_UNDEF &&
-                strcmp(strings + symbols[i].st_name, name) == 0) {
-                found = reinterpret_cast<void *>(map->l_addr + symbols[i].st_value);
+            if ((link | 1) == (hash | 1) && dynamic.symbols[i].st_shndx != SHN_UNDEF &&
+                strcmp(dynamic.strings + dynamic.symbols[i].st_name, name) == 0) {
+                found = reinterpret_cast<void *>(map->l_addr + dynamic.symbols[i].st_value);
                 break;
             }
             if (link & 1)
@@ -96,28 +118,13 @@ void **elf_reference(const void *function, const char *name) {
     if (dladdr1(function, &info, &extra, RTLD_DL_LINKMAP) == 0 || extra == nullptr)
         return nullptr;
     const auto *map = static_cast<const link_map *>(extra);
-    const ElfW(Sym) *symbols = nullptr;
-    const char *strings = nullptr;
-    const ElfW(Rela) *relocations = nullptr;
-    size_t bytes = 0;
-    for (const ElfW(Dyn) *entry = map->l_ld; entry->d_tag != DT_NULL; ++entry) {
-        if (entry->d_tag == DT_SYMTAB)
-            symbols = reinterpret_cast<const ElfW(Sym) *>(address_of(map, entry));
-        else if (entry->d_tag == DT_STRTAB)
-            strings = reinterpret_cast<const char *>(address_of(map, entry));
-        else if (entry->d_tag == DT_JMPREL)
-            relocations = reinterpret_cast<const ElfW(Rela) *>(address_of(map, entry));
-        else if (entry->d_tag == DT_PLTRELSZ)
-            bytes = entry->d_un.d_val;
-        else if (entry->d_tag == DT_PLTREL && entry->d_un.d_val != DT_RELA)
-            return nullptr;
-    }
-    if (symbols == nullptr || strings == nullptr || relocations == nullptr)
+    const Dynamic dynamic = dynamic_of(map);
+    if (dynamic.symbols == nullptr || dynamic.strings == nullptr || dynamic.references == nullptr)
         return nullptr;
-    for (size_t i = 0; i < bytes / sizeof(ElfW(Rela)); ++i) {
-        const ElfW(Rela) &one = relocations[i];
+    for (size_t i = 0; i < dynamic.reference_bytes / sizeof(ElfW(Rela)); ++i) {
+        const ElfW(Rela) &one = dynamic.references[i];
         if (ELF64_R_TYPE(one.r_info) != kCallSlot ||
-            strcmp(strings + symbols[ELF64_R_SYM(one.r_info)].st_name, name) != 0)
+            strcmp(dynamic.strings + dynamic.symbols[ELF64_R_SYM(one.r_info)].st_name, name) != 0)
             continue;
         const uintptr_t address = map->l_addr + one.r_offset;
         ReadOnly fixed{map->l_addr};
