@@ -52,6 +52,11 @@ def say(text: str) -> None:
     typer.echo(text)
 
 
+def note(text: str) -> None:
+    """A line for people on stderr, beside whatever stdout is for."""
+    typer.echo(f"woodfrog: {text}", err=True)
+
+
 @contextmanager
 def reported(as_json: bool) -> Iterator[None]:
     """Turns what is raised inside into a message (or a JSON document) and typer's exit with the documented code."""

@@ -61,7 +61,9 @@ def trace(
                 pid=pid, timeout_s=timeout, all_threads=all_threads, help_driver=help_driver, calls=not no_calls,
                 watch_s=watch_s, known=known or (), started_by_us=ours,
             )  # fmt: skip
-            found = watching.trace(request)
+            found = watching.trace(
+                request, lambda: output.note(f"following what others do with process {pid}, for {watch_s:g} s at most")
+            )
         if html is not None:
             html.write_text(page.page(found))
         if as_json:

@@ -69,14 +69,16 @@ class _Sampler:
             thread.join()
 
 
-def trace(request: Request) -> Trace:
-    """The whole trace. RefusedError when the process is not there to be traced; a step that fails is in the trace."""
-    return _Watch(request).run()
+def trace(request: Request, on_following: Callable[[], None] = lambda: None) -> Trace:
+    """The whole trace. RefusedError when the process is not there to be traced; a step that fails is in the trace.
+    `on_following`: called once with `watch_s`, when what others do from then on is seen."""
+    return _Watch(request, on_following).run()
 
 
 class _Watch:
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: Request, on_following: Callable[[], None]) -> None:
         self._request = request
+        self._on_following = on_following
         self._pid = request.pid
         self._driver = DriverProcess(request.pid)
         if (state := self._driver.state()) is not ProcessState.RUNNING and not request.watch_s:
@@ -157,6 +159,9 @@ class _Watch:
 
     def _follow(self, before: list[memory.Range]) -> None:
         """The states that others take it through, until it runs again after a checkpoint, or the time ends."""
+        if self._is_checkpointed():
+            before = []  # the saved state is among them
+        self._on_following()
         end_s = time.monotonic() + self._request.watch_s
         since_s, last, seen = time.monotonic(), None, False
         while time.monotonic() < end_s:
@@ -180,6 +185,12 @@ class _Watch:
         if last is not None:
             now_s = time.monotonic()
             self._trace.steps.append(Step(STATES[last], since_s - self._zero_s, now_s - since_s, STATES[last]))
+
+    def _is_checkpointed(self) -> bool:
+        try:
+            return self._driver.state() is ProcessState.CHECKPOINTED
+        except WoodfrogError:
+            return False  # it is gone, and the trace will say so
 
     def _bring_back(self) -> None:
         """After a step of ours that did not lead on. What fails here is told as the state that the last step left."""
@@ -209,10 +220,14 @@ class _Watch:
             return []
 
     def _find_saved(self, before: list[memory.Range]) -> None:
-        if not before:
-            return  # what is new cannot be told, and that was said
+        """`before`: the mappings of when it held no saved state; empty: not known, and only a file of the daemon's is
+        told then."""
         try:
-            found = memory.new_writable(before, memory.ranges(self._pid))
+            after = memory.ranges(self._pid)
+            found = memory.new_writable(before or after, after)
+            if not before and not found:
+                self._unseen("the saved state: its mappings could not be looked at before the driver checkpointed it")
+                return
             if not found or found[0][1] - found[0][0] < LEAST_STATE_BYTES:
                 self._unseen(f"no new mapping of {LEAST_STATE_BYTES >> 20} MiB or more holds a saved state")
                 return

@@ -44,6 +44,12 @@ def finished(trace: subprocess.Popen[str], status: int = 0) -> dict[str, Any]:
     return found
 
 
+def wait_until_it_follows(trace: subprocess.Popen[str]) -> None:
+    assert trace.stderr is not None
+    line = trace.stderr.readline()
+    assert "following what others do" in line, line
+
+
 def wait_until_in_the_driver(pid: int) -> None:
     """Until a thread of the driver's that serves a request of somebody is traced."""
     deadline = time.monotonic() + 60
@@ -216,18 +222,19 @@ def test_a_step_that_fails_is_told_and_the_process_runs_on(make_product: Callabl
     target.check_runs_right()
 
 
-def test_the_state_in_a_file_of_the_daemon_is_found(make_product: Callable[..., Product]) -> None:
+def test_the_state_that_the_daemon_has_saved_is_found(make_product: Callable[..., Product]) -> None:
+    """In a file of the daemon's, or in the process's own memory where /dev/shm has no place for one."""
     product = make_product(
-        environment={"WOODFROG_SIMGPU_CONTROL_STATE": str(CONTROL_BYTES), "WOODFROG_SIMGPU_LATENCY_MS": "restore:1000"}
+        environment={"WOODFROG_SIMGPU_CONTROL_STATE": str(CONTROL_BYTES), "WOODFROG_SIMGPU_LATENCY_MS": "restore:3000"}
     )
     target = product.run("--idle-kib", "3000")
     product.checkpoint(target, cpu=False)  # from then on it is known how large it is
     trace = start_trace(product, target.pid, "--watch", "60s", "--no-calls")
-    # CRIU dumps no process whose threads are traced, so nothing shows when it has begun to look.
-    while trace.poll() is None:
-        product.checkpoint(target)
+    wait_until_it_follows(trace)
+    product.checkpoint(target)
     found = finished(trace)
     assert "checkpointed" in [step["name"] for step in found["steps"]]
+    assert found["saved"], found["unseen"]
     assert found["saved"]["size_bytes"] >= CONTROL_BYTES
     target.check_runs_right()
 
@@ -235,17 +242,27 @@ def test_the_state_in_a_file_of_the_daemon_is_found(make_product: Callable[..., 
 def test_following_what_the_daemon_does(product: Product) -> None:
     target = product.run("--idle-kib", "3000")
     trace = start_trace(product, target.pid, "--watch", "60s")
-
-    deadline = time.monotonic() + 60
-    while all("TracerPid:\t0\n" in status for status in statuses(target.pid)):
-        assert time.monotonic() < deadline, "nobody traces it"
-        os.sched_yield()
+    wait_until_it_follows(trace)
     product.call("suspend", target=target.pid)
     time.sleep(0.3)  # of the state that is to be seen; it is looked at every 50 ms
     product.call("resume", target=target.pid)
     found = finished(trace)
     assert "checkpointed" in [step["name"] for step in found["steps"]]
     assert found["steps"][-1]["state"] == "running"
+    target.check_runs_right()
+
+
+def test_following_from_a_checkpointed_state_on_says_what_cannot_be_told(make_product: Callable[..., Product]) -> None:
+    product = make_product(environment={"WOODFROG_SIMGPU_CONTROL_STATE": str(CONTROL_BYTES)})
+    target = product.run("--idle-kib", "3000")
+    product.call("suspend", target=target.pid)  # the first, whose size nobody knew: in memory of the process's own
+    trace = start_trace(product, target.pid, "--watch", "60s", "--no-calls")
+    wait_until_it_follows(trace)
+    product.call("resume", target=target.pid)
+    found = finished(trace)
+    assert found["steps"][-1]["state"] == "running"
+    assert found["saved"] is None
+    assert any("could not be looked at before" in sentence for sentence in found["unseen"])
     target.check_runs_right()
 
 
