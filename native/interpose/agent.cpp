@@ -20,6 +20,7 @@
 #include "spent.hpp"
 #include "survey.hpp"
 #include "thread.hpp"
+#include "tracking_agent.hpp"
 #include "transport.hpp"
 
 #include <cerrno>
@@ -61,12 +62,6 @@ uint64_t start_ticks() {
     for (int number = 2; field != nullptr && number < 22; ++number)
         field = strchr(field + 1, ' ');
     return field == nullptr ? 0 : strtoull(field, nullptr, 10);
-}
-
-template <size_t N> void copy_text(char (&to)[N], const char *from) {
-    memset(to, 0, N);
-    if (from != nullptr)
-        memcpy(to, from, strnlen(from, N - 1));
 }
 
 class Agent {
@@ -305,38 +300,8 @@ class Agent {
         if (!shadow::on())
             return {};
         memcpy(&body, packet.payload.data(), sizeof(body));
-        const shadow::Report report = shadow::take_report(body.operation, now() + kEvaluationLimit);
-        wire::Tracking tracking{};
-        tracking.baseline = report.dirty.baseline;
-        tracking.launches = report.launches;
-        tracking.covered = report.covered;
-        tracking.everything = report.dirty.everything ? 1 : 0;
-        copy_text(tracking.why, report.dirty.why.c_str());
-        const Outcome gone{Status::bad_message, CUDA_SUCCESS, 0, "the daemon is gone"};
-        std::vector<wire::Dirty> batch;
-        for (size_t first = 0; first == 0 || first < report.dirty.ranges.size(); first += WF_MAX_ENTRIES) {
-            batch.clear();
-            for (size_t i = first; i < report.dirty.ranges.size() && i < first + WF_MAX_ENTRIES; ++i)
-                batch.push_back({report.dirty.ranges[i].id, report.dirty.ranges[i].offset_bytes,
-                                 report.dirty.ranges[i].size_bytes});
-            const bool last = first + WF_MAX_ENTRIES >= report.dirty.ranges.size();
-            if (!connection_.send(Type::dirty_batch, packet.header.sequence, Status::ok, last ? WF_FLAG_LAST : 0,
-                                  &tracking, sizeof(tracking), batch.data(), sizeof(wire::Dirty),
-                                  static_cast<uint32_t>(batch.size()), nullptr))
-                return gone;
-        }
-        std::vector<wire::Kernel> kernels;
-        for (const shadow::KernelUse &use : report.kernels) {
-            wire::Kernel kernel{};
-            kernel.launches = use.launches;
-            kernel.covered = use.covered ? 1 : 0;
-            copy_text(kernel.name, use.name.c_str());
-            kernels.push_back(kernel);
-        }
-        if (!connection_.send(Type::kernel_batch, packet.header.sequence, Status::ok, WF_FLAG_LAST, nullptr, 0,
-                              kernels.data(), sizeof(wire::Kernel), static_cast<uint32_t>(kernels.size()), nullptr))
-            return gone;
-        return {};
+        return send_dirty(connection_, packet.header.sequence,
+                          shadow::take_report(body.operation, now() + kEvaluationLimit));
     }
 
     Outcome tell_spent(uint64_t sequence) {

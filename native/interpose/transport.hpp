@@ -6,6 +6,7 @@
 #include "wire.h"
 
 #include <cstddef>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,13 @@ class FdList {
   private:
     std::vector<int> fds_;
 };
+
+// A text of a message: as much of `from` (may be null) as fits, zeros behind it.
+template <size_t N> void copy_text(char (&to)[N], const char *from) {
+    memset(to, 0, N);
+    if (from != nullptr)
+        memcpy(to, from, strnlen(from, N - 1));
+}
 
 struct Packet {
     wire::Header header;

@@ -20,7 +20,7 @@ from woodfrog.operations.context import Context
 from woodfrog.operations.end_tree import end_tree
 from woodfrog.operations.notes import HOLD_DEVICE, HOLD_HOST, HOLD_MAPPED, Notes
 from woodfrog.operations.phases import Emit
-from woodfrog.operations.restore import RestoreRequest
+from woodfrog.operations.restore_plan import RestoreRequest
 from woodfrog.operations.resume import Resume, ResumeRequest
 from woodfrog.operations.standby import Standby
 from woodfrog.operations.take import Take, TakeRequest

@@ -23,7 +23,7 @@ from woodfrog.target.identity import Identity
 
 if TYPE_CHECKING:
     from woodfrog.image.manifest import Manifest
-    from woodfrog.operations.restore import RestoreRequest
+    from woodfrog.operations.restore_plan import RestoreRequest
 
 Key = tuple[int, int]
 MAX_NAME = 63  # store.names

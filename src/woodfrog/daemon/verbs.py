@@ -22,7 +22,8 @@ from woodfrog.operations.migrate import Migrate, MigrateRequest
 from woodfrog.operations.notes import COLD, HOLD_HOST, WARM, Notes
 from woodfrog.operations.placement import resolve
 from woodfrog.operations.promote import EAGER, MODES
-from woodfrog.operations.restore import Restore, RestoreRequest
+from woodfrog.operations.restore import Restore
+from woodfrog.operations.restore_plan import RestoreRequest
 from woodfrog.operations.resume import Resume, ResumeRequest
 from woodfrog.operations.retake import RetakenCheckpoint
 from woodfrog.operations.suspend import Suspend, SuspendRequest

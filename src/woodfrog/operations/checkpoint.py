@@ -18,19 +18,18 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from woodfrog.cpu import pagemap
-from woodfrog.errors import NoSpaceError, RefusedError, TargetState, UsageError, WoodfrogError
+from woodfrog.errors import RefusedError, TargetState, UsageError, WoodfrogError
 from woodfrog.operations import concurrent, history, lent, precopy, room
 from woodfrog.operations import manifest as manifests
 from woodfrog.operations.background import background_threads, in_background
-from woodfrog.operations.checkpoint_plan import CheckpointPlan, CheckpointRequest, image_name, whole_chunks
+from woodfrog.operations.checkpoint_plan import CheckpointPlan, CheckpointRequest, make_plan, whole_chunks
 from woodfrog.operations.clean import Clean, CleanChangedError
 from woodfrog.operations.concurrent import Allowance
 from woodfrog.operations.context import Context
 from woodfrog.operations.control_files import ControlFiles
 from woodfrog.operations.copy_on_write import CopyOnWrite
+from woodfrog.operations.cpu_dump import CpuDump
 from woodfrog.operations.data import GpuData
-from woodfrog.operations.dump_folder import dump_folder
 from woodfrog.operations.end_tree import end_tree
 from woodfrog.operations.failure import explain
 from woodfrog.operations.freezing import FreezingOperation
@@ -38,18 +37,15 @@ from woodfrog.operations.frozen import FrozenTarget
 from woodfrog.operations.history import Baseline, LastImage
 from woodfrog.operations.increment import Increment
 from woodfrog.operations.lent import LentMemory
-from woodfrog.operations.memory_folder import MemoryFolder
 from woodfrog.operations.phases import Beside, Emit, Phase, Runner, Step
 from woodfrog.operations.precopy import Precopy
 from woodfrog.operations.rings import take_rings
 from woodfrog.operations.space import Space
 from woodfrog.operations.staging import first_positions
 from woodfrog.operations.survey import Surveyed, survey
-from woodfrog.target import connections, pid_namespace
 from woodfrog.target.tracking import Tracked
 
 if TYPE_CHECKING:
-    from woodfrog.cpu.criu import Criu, Dumped
     from woodfrog.image.manifest import Manifest
     from woodfrog.image.repository import ImageRepository
     from woodfrog.image.writer import ImageWriter
@@ -75,14 +71,12 @@ class Checkpoint(FreezingOperation):
         super().__init__("checkpoint", context, request.timeout_s, emit, runner=runner)
         self._request = request
         self._plan: CheckpointPlan | None = None
-        self._criu: Criu | None = None
+        self._cpu_side: CpuDump | None = None
         self._writer: ImageWriter | None = None
         self._increment: Increment | None = None
         self._allowance: Allowance | None = None
         self._precopy: Precopy | None = None
         self._cow: CopyOnWrite | None = None
-        self._dumped: Dumped | None = None
-        self._memory_folder: MemoryFolder | None = None
         self._control_files = ControlFiles(context.runtime_directory, context.control_files_unfit)
         self._draft: manifests.Draft | None = None
         self._store_url = ""
@@ -147,43 +141,12 @@ class Checkpoint(FreezingOperation):
         if request.precopy and not request.incremental:
             raise UsageError("--full moves everything once more, whatever was copied before", advice="leave one out")
         if request.cpu:
-            self._criu = context.criu()
+            self._cpu_side = CpuDump(context)
         surveyed = survey(context, request.root_pid, image=request.cpu)
-        self._plan = self._make_plan(surveyed)
-        log.info("plan of the checkpoint: %s", self._plan.to_dict())
-
-    def _make_plan(self, surveyed: Surveyed) -> CheckpointPlan:
-        request, context = self._request, self._context
-        name = request.name or image_name(surveyed.name)
         images = self._images
         self._store_url = images.url
-        last = context.history.last(surveyed, images, name)
-        new_bytes = history.estimate_bytes(surveyed.owned_bytes, last)
-        control_bytes = surveyed.control_state_bytes
-        # CRIU writes plain files; until the image is committed they are on the disk beside the chunks made of them.
-        files_bytes = surveyed.resident_bytes + control_bytes if request.cpu else 0
-        packs_bytes = new_bytes + history.estimate_cpu_bytes(files_bytes, last)
-        tight = False
-        try:
-            images.require(packs_bytes, "the image", work_bytes=files_bytes)
-        except NoSpaceError:
-            if last is None:
-                raise
-            # What is new may be far less than the last time, and is known exactly once the memory is hashed.
-            images.require(0, "the image", work_bytes=files_bytes)
-            tight = True
-        needed_disk = packs_bytes + files_bytes
-        room.require_host(control_bytes, "the driver's checkpoint of the target", surveyed.pid)
-        arenas = context.arenas
-        moved_bytes = new_bytes if request.incremental else surveyed.owned_bytes
-        arena_bytes = {
-            device.ordinal: min(device.owned_bytes, whole_chunks(moved_bytes, images.chunk_bytes))
-            for device in surveyed.devices
-            if device.owned_bytes
-        }
-        needed_arena = sum(arena_bytes.values())
-        ring = needed_arena > arenas.free_bytes or not room.arena_can_take(arenas, needed_arena)
-        return CheckpointPlan(surveyed, request, name, ring, needed_disk, last, arena_bytes, tight)
+        self._plan = make_plan(context, request, surveyed, images)
+        log.info("plan of the checkpoint: %s", self._plan.to_dict())
 
     def _prepare(self) -> None:
         """Memory and disk at hand while the target still runs: it shall not wait for either."""
@@ -205,12 +168,8 @@ class Checkpoint(FreezingOperation):
         self._frozen = FrozenTarget(context, surveyed.notes("checkpoint", stop=request.stop, store=request.store))
         self._frozen.notes.image = plan.name
         self._frozen.notes.directory = str(self._writer.directory)
-        # CRIU in another PID namespace would not find it: its path leads over this process's number.
-        if request.cpu and pid_namespace.inner_root(surveyed.root_pid) is None:
-            self._memory_folder = MemoryFolder.make(surveyed.resident_bytes + surveyed.control_state_bytes)
-        if self._memory_folder is not None:
-            self._writer.cpu_directory = self._memory_folder.path / "cpu"
-        log.info("CRIU's files go to %s", self._writer.cpu_directory)
+        if self._cpu_side is not None:
+            self._cpu_side.prepare(surveyed, self._writer)
         self._draft = manifests.Draft.of(context, surveyed, self._frozen.notes)
         if not surveyed.managed and request.cpu and len(self._frozen.members) == 1 and lent.wanted():
             notes = self._frozen.notes
@@ -333,23 +292,10 @@ class Checkpoint(FreezingOperation):
                 self._images.require(self._increment.amounts.new, "the image")
 
     def _cpu(self) -> None:
-        assert self._criu is not None
-        with (
-            dump_folder(self._context.runtime_directory, self._target.notes) as folder,
-            self._control_files.saved(self._images.chunk_bytes, runs_on=not self._request.stop) as passed_over,
-        ):
-            self._dumped = self._criu.dump(
-                self._target.notes.root_pid,
-                self._writing.cpu_directory,
-                inner_pid=pid_namespace.inner_root(self._target.notes.root_pid),
-                leave_running=not self._request.stop,
-                connections=connections.of_tree(self._target.notes.tree).closed_circle,
-                timeout_s=self._limits.long_s,
-                log_directory=folder,
-                passed_over=passed_over,
-            )
-        # A process that died before the dump is not in it: an image of the others would be none of the target.
-        self._target.check_alive()
+        assert self._cpu_side is not None
+        chunk_bytes, stop = self._images.chunk_bytes, self._request.stop
+        with self._control_files.saved(chunk_bytes, runs_on=not stop) as passed_over:
+            self._cpu_side.dump(self._target, self._writing, passed_over, stop=stop, timeout_s=self._limits.long_s)
 
     def _snapshot(self) -> None:
         if self._data is not None and self._increment is not None and self._increment.plan_snapshot():
@@ -405,14 +351,15 @@ class Checkpoint(FreezingOperation):
 
     def _commit(self) -> None:
         assert self._draft is not None
+        cpu = self._cpu_side
         manifest = self._draft.finish(
             self._target,
             parts=self._data.parts if self._data else [],
             digests=self._increment.digests if self._increment else b"",
             chunk_bytes=self._images.chunk_bytes,
             parent=self._planned.last.reference if self._planned.last else "",
-            dumped=self._dumped,
-            criu=self._criu,
+            dumped=cpu.dumped if cpu else None,
+            criu=cpu.criu if cpu else None,
             leave_running=not self._request.stop,
             phases=self.runner.times,
         )
@@ -420,7 +367,8 @@ class Checkpoint(FreezingOperation):
             mapped = self._control_files.for_image()
             if self._target.lent is not None:
                 mapped += self._target.lent.for_image(self._target.notes.pid)
-            committed = self._writing.commit(manifest, cuts=self._pages_cuts(), mapped=mapped)
+            cuts = cpu.pages_cuts(self._writing) if cpu else {}
+            committed = self._writing.commit(manifest, cuts=cuts, mapped=mapped)
         self._reference, self._image_path = committed.reference, committed.path
         self._manifest = committed.manifest
         notes = self._target.notes
@@ -428,11 +376,6 @@ class Checkpoint(FreezingOperation):
         last = LastImage(committed.reference, stats.gpu.new, stats.cpu.new)
         self._context.history.record(notes.pid, notes.start_ticks, self._store_url, last)
         self._keep_baseline()
-
-    def _pages_cuts(self) -> dict[str, pagemap.PagesCut]:
-        if self._dumped is None:
-            return {}
-        return pagemap.cuts(self._writing.cpu_directory, min(pagemap.WINDOW_BYTES, self._images.chunk_bytes))
 
     def _end(self) -> None:
         """The image is durable; now the target may go. Safe to repeat."""
@@ -466,8 +409,8 @@ class Checkpoint(FreezingOperation):
         self._control_files.close()
         self._release_precopy()
         self._abort_writer()  # does nothing after the commit
-        if self._memory_folder is not None:
-            self._memory_folder.close()
+        if self._cpu_side is not None:
+            self._cpu_side.close()
         self._release_copies()
         super()._release()
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from woodfrog.operations import concurrent
+from woodfrog.errors import NoSpaceError
+from woodfrog.operations import concurrent, history, room
 from woodfrog.operations.history import LastImage
 from woodfrog.operations.survey import Surveyed
+
+if TYPE_CHECKING:
+    from woodfrog.image.repository import ImageRepository
+    from woodfrog.operations.context import Context
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,39 @@ class CheckpointPlan:
             "arena_bytes": sum(self.arena_bytes.values()),
             "disk_bytes": self.disk_bytes,
         }
+
+
+def make_plan(
+    context: Context, request: CheckpointRequest, surveyed: Surveyed, images: ImageRepository
+) -> CheckpointPlan:
+    """NoSpaceError when the store, or the host for the driver's part, has no room for it."""
+    name = request.name or image_name(surveyed.name)
+    last = context.history.last(surveyed, images, name)
+    new_bytes = history.estimate_bytes(surveyed.owned_bytes, last)
+    control_bytes = surveyed.control_state_bytes
+    # CRIU writes plain files; until the image is committed they are on the disk beside the chunks made of them.
+    files_bytes = surveyed.resident_bytes + control_bytes if request.cpu else 0
+    packs_bytes = new_bytes + history.estimate_cpu_bytes(files_bytes, last)
+    tight = False
+    try:
+        images.require(packs_bytes, "the image", work_bytes=files_bytes)
+    except NoSpaceError:
+        if last is None:
+            raise
+        # What is new may be far less than the last time, and is known exactly once the memory is hashed.
+        images.require(0, "the image", work_bytes=files_bytes)
+        tight = True
+    room.require_host(control_bytes, "the driver's checkpoint of the target", surveyed.pid)
+    arenas = context.arenas
+    moved_bytes = new_bytes if request.incremental else surveyed.owned_bytes
+    arena_bytes = {
+        device.ordinal: min(device.owned_bytes, whole_chunks(moved_bytes, images.chunk_bytes))
+        for device in surveyed.devices
+        if device.owned_bytes
+    }
+    needed_arena = sum(arena_bytes.values())
+    ring = needed_arena > arenas.free_bytes or not room.arena_can_take(arenas, needed_arena)
+    return CheckpointPlan(surveyed, request, name, ring, packs_bytes + files_bytes, last, arena_bytes, tight)
 
 
 def whole_chunks(size_bytes: int, chunk_bytes: int) -> int:

@@ -28,7 +28,7 @@ from woodfrog.target.reaper import Reaper
 if TYPE_CHECKING:
     from woodfrog.cpu.criu import Restored
     from woodfrog.image.manifest import Manifest
-    from woodfrog.operations.restore import RestoreRequest
+    from woodfrog.operations.restore_plan import RestoreRequest
 
 NUMBER_BYTES = 8
 REAP_TIMEOUT_S = 5.0

@@ -12,8 +12,11 @@ import ctypes
 import errno
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from woodfrog.errors import NoSpaceError
 from woodfrog.operations import room
 
 log = logging.getLogger(__name__)
@@ -24,6 +27,7 @@ _CLOEXEC = 1
 _SET_STRING, _CREATE = 1, 6
 _NOSUID, _NODEV, _NOEXEC = 2, 4, 8
 _SMALL_BYTES = 64 << 20  # for files that are not pages of memory
+_FULL_BYTES = 4 << 20  # with less left it was this folder that had no space: CRIU writes larger pieces
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -49,6 +53,25 @@ class MemoryFolder:
             refused = failure.errno in (errno.EPERM, errno.ENOSYS, errno.EINVAL)  # EINVAL: no huge pages in this kernel
             log.log(logging.DEBUG if refused else logging.WARNING, "no folder in memory: %s", failure)
             return None
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """Of a NoSpaceError from inside, whose writer takes it for a disk, says that it was this folder, if it was."""
+        try:
+            yield
+        except NoSpaceError as failure:
+            status = os.statvfs(self.path)
+            if status.f_bavail * status.f_frsize >= _FULL_BYTES:
+                raise
+            limit_gb = status.f_blocks * status.f_frsize / 1e9
+            raise NoSpaceError(
+                f"The CPU side outgrew the {limit_gb:.1f} GB of memory that were set apart for it when it all began.",
+                advice="Repeat it: what the target has grown to is counted anew, and a disk is used if need be.",
+                phase=failure.phase,
+                pid=failure.pid,
+                target_state=failure.target_state,
+                details=failure.details,
+            ) from failure
 
     def close(self) -> None:
         """Give its memory back. Safe to repeat."""

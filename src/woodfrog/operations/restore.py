@@ -11,16 +11,12 @@ import copy
 import logging
 import os
 import select
-import shutil
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from woodfrog.cpu import criu as criu_module
-from woodfrog.cpu import gate
 from woodfrog.cpu import images as criu_images
-from woodfrog.cpu.options import RESTORE_LOG
 from woodfrog.driver import features
 from woodfrog.errors import BadImageError, RefusedError, TargetState, WoodfrogError
 from woodfrog.image import compatibility
@@ -29,27 +25,25 @@ from woodfrog.operations import hook as hooks
 from woodfrog.operations import machine, placement, room, telling
 from woodfrog.operations.context import Context
 from woodfrog.operations.control_files import RestoredFiles
-from woodfrog.operations.cpu_folder import CpuFolder
-from woodfrog.operations.cpu_pages import CpuPages
+from woodfrog.operations.cpu_restore import CpuRestore
 from woodfrog.operations.data import GpuData, JointProgress, require_digests
 from woodfrog.operations.end_tree import end_tree
 from woodfrog.operations.frozen import FrozenTarget, OnOneTarget
 from woodfrog.operations.history import LastImage
-from woodfrog.operations.hook import DEFAULT_TIMEOUT_S
 from woodfrog.operations.instance import Instance
 from woodfrog.operations.lent import LentMemory
 from woodfrog.operations.limits import PhaseLimits
-from woodfrog.operations.manifest import CONNECTIONS, SHELL_JOB, kind_name
-from woodfrog.operations.notes import HandleNote, MemberNote, Notes, Record, boot_ticks, promote_key, restore_key
+from woodfrog.operations.notes import MemberNote, Notes, Record, boot_ticks, promote_key, restore_key
 from woodfrog.operations.phases import Beside, Emit, Phase, Runner, Step
 from woodfrog.operations.promote import EAGER, movable
+from woodfrog.operations.restore_plan import RestorePlan, RestoreRequest, handle_notes
 from woodfrog.operations.rings import take_rings
 from woodfrog.operations.space import Space
 from woodfrog.target import limits as target_limits
 from woodfrog.target import procfs
 
 if TYPE_CHECKING:
-    from woodfrog.cpu.criu import Criu
+    from woodfrog.cpu.criu import Restored
     from woodfrog.image.manifest import Manifest
     from woodfrog.image.repository import ImageRepository
     from woodfrog.store.arriving import Arriving
@@ -58,47 +52,6 @@ log = logging.getLogger(__name__)
 
 # How long whoever started a target may take to notice that it ended: a container's init may look only once a second.
 REAP_TIMEOUT_S = 5.0
-KEPT_LOG = "criu-restore.log"
-
-
-@dataclass(frozen=True)
-class RestoreRequest:
-    """What was asked for. `gpu_map`: UUIDs in the image → UUIDs here, 32 hex digits. `mode`: one of promote.MODES."""
-
-    image: str
-    store: str = ""
-    gpu_map: dict[str, str] = field(default_factory=dict)
-    verify: bool = False
-    mode: str = EAGER
-    new_pid_namespace: bool = False
-    name: str = ""  # in a new PID namespace, one that no other target has
-    ports: dict[int, int] = field(default_factory=dict)  # TCP, that the image listens on → instead; 0: any free one
-    binds: tuple[tuple[str, str], ...] = ()  # in a new PID namespace, paths here → where the target finds them
-    environment: dict[str, str] = field(default_factory=dict)  # told to programs that ask (operations.telling)
-    hook: str = ""
-    hook_timeout_s: float = DEFAULT_TIMEOUT_S
-
-
-@dataclass(frozen=True)
-class RestorePlan:
-    """What the survey decided; can be printed."""
-
-    image: str
-    pid: int
-    gpu_map: dict[str, str]
-    gpu_bytes: int
-    cpu_bytes: int
-    warnings: list[str]
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "image": self.image,
-            "pid": self.pid,
-            "gpu_map": self.gpu_map,
-            "gpu_bytes": self.gpu_bytes,
-            "cpu_bytes": self.cpu_bytes,
-            "warnings": self.warnings,
-        }
 
 
 class Restore(OnOneTarget):
@@ -115,20 +68,14 @@ class Restore(OnOneTarget):
         self._limits = PhaseLimits()
         self._store_url = ""
         self._image: Image | None = None
-        self._criu: Criu | None = None
         self._plan: RestorePlan | None = None
         self._notes: Notes | None = None
         self._record: Record | None = None
         self._data: GpuData | None = None
         self._rings: list[Space] = []
         self._arriving: Arriving | None = None
-        self._cpu_folder: CpuFolder | None = None
-        self._cpu_pages: CpuPages | None = None
-        self._control_files: RestoredFiles | None = None
+        self._cpu_side: CpuRestore | None = None
         self._loan: LentMemory | None = None  # of an image with memory that the driver lent
-        self._work: Path | None = None
-        self._restored = False  # the tree is there
-        self._pages_wait_s = 0.0  # CRIU's, for its files of pages
         self._on_host: dict[int, int] = {}  # the NUMA nodes of handles, by index, that are to be promoted
         self._promoting: Record | None = None
         self._instance = Instance()
@@ -184,11 +131,11 @@ class Restore(OnOneTarget):
 
     def _survey(self) -> None:
         context, request = self._context, self._request
-        self._criu = context.criu()
+        self._cpu_side = CpuRestore(context, self.runner)
         self._store_url = self._images.url
         self._image = image = self._images.open(request.image)
         manifest = image.manifest
-        findings = compatibility.judge(manifest, machine.facts(context, self._criu), request.gpu_map)
+        findings = compatibility.judge(manifest, machine.facts(context, self._cpu_side.criu), request.gpu_map)
         compatibility.require(findings, image.reference)
         self._refuse_other_runtime_directory(manifest)
         chosen = compatibility.map_gpus(manifest, machine.gpus(context), request.gpu_map)
@@ -221,17 +168,18 @@ class Restore(OnOneTarget):
     def _prepare(self) -> None:
         """Where the processor's side goes."""
         assert self._notes is not None
+        assert self._cpu_side is not None
         image, notes = self._opened, self._notes
-        self._work = Path(notes.directory)
-        self._work.mkdir(mode=0o700, exist_ok=True)
-        self._cpu_folder = CpuFolder.make(
-            self._work, self._images.store, image.manifest.cpu_bytes, elsewhere=bool(self._instance.number)
-        )
-        log.info("CRIU's files are read in %s", self._cpu_folder.path)
         lent = image.manifest.lent_files
         self._loan = LentMemory.of_image(self._context, notes, lent) if lent else None
         places = self._loan.places() if self._loan is not None else []
-        self._control_files = RestoredFiles(image.manifest.mapped_files, lent, places)
+        self._cpu_side.prepare(
+            image,
+            Path(notes.directory),
+            self._images.store,
+            RestoredFiles(image.manifest.mapped_files, lent, places),
+            elsewhere=bool(self._instance.number),
+        )
 
     def _locate(self) -> None:
         """Every chunk of GPU memory found (from a remote store, on its way), and a ring for each device."""
@@ -283,7 +231,7 @@ class Restore(OnOneTarget):
             commands=[" ".join(process.command_line) for process in manifest.processes],
             devices={device.ordinal: here[device.uuid] for device in manifest.devices},
             gpu_pairs=placement.pairs_of_image(self._context, manifest, pairs),
-            handles=_handle_notes(manifest),
+            handles=handle_notes(manifest),
             log_path=instance.log_path or manifest.environment.log_path,
         )
 
@@ -347,64 +295,30 @@ class Restore(OnOneTarget):
 
     def _extract(self) -> None:
         """The CPU side where CRIU can read it; its pages go on being filled."""
-        from woodfrog._native import transfer
-
-        assert self._cpu_folder is not None
-        image, directory = self._opened, self._cpu_folder.path
-        self._cpu_pages = pages = CpuPages(image, directory)
-        others = {record.path for record in image.own_cpu_files()} - pages.names
-        extracting = transfer.Progress()
-        with self.runner.counting("extract", JointProgress([extracting])):
-            image.extract_cpu(directory, others, extracting)
+        assert self._cpu_side is not None
+        tasks = self._cpu_side.extract()
         if not self._instance.number:
-            criu_module.refuse_taken_numbers(criu_images.tasks(self._cpu_folder.path))
+            criu_module.refuse_taken_numbers(tasks)
 
     def _cpu(self) -> None:
-        assert self._criu is not None
         assert self._notes is not None
-        assert self._work is not None
-        assert self._cpu_folder is not None
-        assert self._control_files is not None
-        assert self._cpu_pages is not None
-        notes, instance, pages = self._notes, self._instance, self._cpu_pages
+        assert self._cpu_side is not None
+        notes, instance = self._notes, self._instance
         self._record = Record(
             self._context.keeper, restore_key(notes.pid, instance.record_number or notes.operation_id)
         )
         self._record.keep(notes, [])
-        manifest = self._opened.manifest
-        assert manifest.cpu is not None
-        if not gate.is_possible():
-            pages.wait()
-        try:
-            with (
-                self.runner.counting("cpu", JointProgress([pages.progress])),
-                self._control_files.filled(self._opened, pages.join) as inherited,
-            ):
-                restored = self._criu.restore(
-                    self._cpu_folder.path,
-                    log_directory=self._work,
-                    timeout_s=self._limits.long_s,
-                    shell_job=SHELL_JOB in manifest.cpu.options,
-                    connections=CONNECTIONS in manifest.cpu.options,
-                    inherited=inherited,
-                    namespace=instance.namespace,
-                    changes=instance.changes,
-                    gate=pages.gate if gate.is_possible() else None,
-                )
-                self._restored = True
-                self._pages_wait_s = restored.waited_s
-                instance.found(self._context.reaper, restored, notes)
-                self._context.reaper.adopt(notes.tree)
-        except WoodfrogError as failure:
-            self._keep_log(failure)
-            pages.wait()  # their failure is what ended CRIU
-            raise
-        self._cpu_folder.remove_aside()
+        self._cpu_side.restore(instance, self._adopt, timeout_s=self._limits.long_s)
         notes.start_ticks = _start_ticks(notes.pid)
         for member in notes.members:
             member.start_ticks = _start_ticks(member.pid)
         self._frozen = FrozenTarget(self._context, notes)
         self._frozen.lent = self._loan
+
+    def _adopt(self, restored: Restored) -> None:
+        assert self._notes is not None
+        self._instance.found(self._context.reaper, restored, self._notes)
+        self._context.reaper.adopt(self._notes.tree)
 
     def _control(self) -> None:
         self._target.restore_driver()
@@ -464,11 +378,12 @@ class Restore(OnOneTarget):
 
     def _end_tree(self) -> None:
         assert self._notes is not None
+        assert self._cpu_side is not None
         if self._instance.number:
             self._instance.end(self._context.reaper)
         else:
-            end_tree(self._context, self._notes.root_pid, self._restored)
-        self._restored = False
+            end_tree(self._context, self._notes.root_pid, self._cpu_side.restored)
+        self._cpu_side.restored = False
         for record in (self._record, self._promoting):
             if record is not None:
                 record.drop()
@@ -501,33 +416,14 @@ class Restore(OnOneTarget):
             ring.free()
         if self._frozen is not None:
             self._frozen.close()
-        if self._cpu_pages is not None:
-            self._cpu_pages.close()
+        if self._cpu_side is not None:
+            self._cpu_side.close()
         if self._image is not None:
             self._image.close()
         if self._record is not None and (self.runner.committed or not self.runner.undo_failures):
             self._record.drop()
-        self._keep_log(None)
-        if self._control_files is not None:
-            self._control_files.close()
         if self._loan is not None:
             self._loan.free()
-        if self._cpu_folder is not None:
-            self._cpu_folder.remove()
-        if self._work is not None:
-            shutil.rmtree(self._work, ignore_errors=True)
-
-    def _keep_log(self, failure: WoodfrogError | None) -> None:
-        """CRIU's log of the last restore stays in the runtime directory, for `woodfrog doctor` and people; an error of
-        that restore names it there."""
-        if self._work is None:
-            return
-        source = self._work / RESTORE_LOG
-        if source.exists():
-            kept = source.replace(self._context.runtime_directory / KEPT_LOG)
-            if failure is not None:
-                failure.advice = failure.advice.replace(str(source), str(kept))
-                failure.details["log"] = str(kept)
 
     @property
     def _images(self) -> ImageRepository:
@@ -541,6 +437,7 @@ class Restore(OnOneTarget):
     def _result(self) -> dict[str, Any]:
         assert self._plan is not None
         assert self._notes is not None
+        assert self._cpu_side is not None
         return {
             "name": self._notes.name,
             "pid": self._notes.pid,
@@ -552,7 +449,7 @@ class Restore(OnOneTarget):
             "state": TargetState.RUNNING,
             "log": self._notes.log_path,
             "phases": dict(self.runner.times),
-            "pages_wait_s": self._pages_wait_s,
+            "pages_wait_s": self._cpu_side.waited_s,
             "bytes": self._plan.gpu_bytes,
             "cpu_bytes": self._plan.cpu_bytes,
             "verified": self._request.verify,
@@ -585,19 +482,3 @@ def await_reaping(pids: list[int]) -> None:
             poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
         finally:
             os.close(pidfd)
-
-
-def _handle_notes(manifest: Manifest) -> list[HandleNote]:
-    """The image's handles, those that share memory numbered alike."""
-    ordinals = [device.ordinal for device in manifest.devices]
-    numbers = {owner: number for number, owner in enumerate(dict.fromkeys(one.of for one in manifest.shared), 1)}
-    owners = [
-        HandleNote(one.id, one.size, ordinals[one.device], kind_name(one.kind), numbers.get(one.id, 0), one.host_node)
-        for one in manifest.handles
-    ]
-    nodes = {one.id: one.host_node for one in manifest.handles}
-    # Behind their owners: of handles of one size the first stands for the memory.
-    return owners + [
-        HandleNote(one.id, one.size, ordinals[one.device], kind_name(one.kind), numbers[one.of], nodes[one.of])
-        for one in manifest.shared
-    ]

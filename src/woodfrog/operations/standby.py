@@ -20,7 +20,8 @@ from woodfrog.operations.data import LOCATION_BYTES, DevicePart, GpuData, JointP
 from woodfrog.operations.notes import HOLD_HOST, HOLD_MAPPED, WARM, ExtentNote, Record, suspend_key
 from woodfrog.operations.phases import Emit, Phase, Step
 from woodfrog.operations.promote import MAPPED
-from woodfrog.operations.restore import Restore, RestoreRequest
+from woodfrog.operations.restore import Restore
+from woodfrog.operations.restore_plan import RestoreRequest
 from woodfrog.operations.space import ALIGNMENT_BYTES, Space
 
 if TYPE_CHECKING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import tempfile
 from collections.abc import Callable
@@ -12,6 +13,8 @@ import pytest
 
 from woodfrog.cpu.criu import Criu, Restored
 from woodfrog.errors import NoSpaceError, RefusedError, TimeoutExceededError
+from woodfrog.operations import room
+from woodfrog.operations.memory_folder import MemoryFolder
 from woodfrog.target import discovery
 from woodfrog.target.process import ProcessTree
 from woodfrog.target.reaper import Reaper
@@ -171,6 +174,24 @@ def test_a_full_disk_is_told_as_such_and_leaves_the_target_running(criu: Criu, s
         program.wait_for_more(program.numbers()[-1] + 20)
     finally:
         assert os.system(f"umount {small}") == 0
+
+
+def test_a_full_folder_in_memory_is_told_as_such(criu: Criu, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = start("x = bytearray(b'ab' * (60 << 20))\n" + THREADS_AND_CHILD)
+    monkeypatch.setattr(room, "host_available_bytes", lambda: room.HOST_RESERVE_BYTES)
+    folder = MemoryFolder.make(0)  # as if the target had had nothing when it was looked at
+    assert folder is not None
+    try:
+        with pytest.raises(NoSpaceError, match=r"outgrew the 0\.1 GB of memory") as caught, folder.told():
+            criu.dump(program.pid, folder.path / "image", leave_running=False)
+        assert caught.value.target_state == "running"
+        assert "disk is used" in caught.value.advice
+        program.wait_for_more(program.numbers()[-1] + 20)
+        shutil.rmtree(folder.path / "image")
+        with pytest.raises(NoSpaceError, match="another folder"), folder.told():
+            raise NoSpaceError("another folder is full")
+    finally:
+        folder.close()
 
 
 def test_a_restore_is_refused_while_the_original_lives(criu: Criu, start: Start, tmp_path: Path) -> None:
