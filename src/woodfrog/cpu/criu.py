@@ -82,7 +82,8 @@ class Criu:
     def check(self) -> str | None:
         """What the kernel or this user's privileges lack for CRIU, as one sentence; None when nothing does."""
         with _scratch(None) as scratch:
-            finished = _call([str(self.path), "check", "--no-default-config", "--libdir", str(scratch)], 30, scratch)
+            words: list[str | Path] = [self.path, "check", "--no-default-config", "--libdir", scratch]
+            finished = run(words, timeout_s=30, work_directory=scratch)
         if finished.returncode == 0:
             return None
         lines = finished.output.splitlines() or ["no output"]
@@ -149,10 +150,10 @@ class Criu:
             )
             if inner_pid is not None:
                 arguments = pid_namespace.enter(pid, arguments)
-            finished = _call(arguments, timeout_s, work)
+            finished = run(arguments, timeout_s=timeout_s, work_directory=work, takes_back=True)
             if finished.returncode != 0:
                 if not leave_running:
-                    processes.resume(pid)  # a time-out in the last moment finds it stopped already
+                    processes.resume(pid)  # killed in the last moment it leaves the target stopped
                 kept = _keep_log(work / options.DUMP_LOG, log_directory)
                 raise _failure(
                     "dump", finished, _log(work / options.DUMP_LOG), kept, pid, timeout_s, TargetState.RUNNING
@@ -219,7 +220,7 @@ class Criu:
             began_ticks = processes.now_ticks()
             handed = [*(inherited or {}).values(), *([gate.fd] if gate is not None else [])]
             variables = {VARIABLE: str(gate.fd)} if gate is not None else {}
-            finished = _call(arguments, timeout_s, work, handed, variables)
+            finished = run(arguments, timeout_s=timeout_s, work_directory=work, pass_fds=handed, variables=variables)
             log = _log(work / options.RESTORE_LOG)
             if finished.returncode != 0:
                 if namespace is None:  # what was in a namespace has ended with it
@@ -286,16 +287,6 @@ def _from_environment() -> Path | None:
     return Path(value).absolute() if value else None
 
 
-def _call(
-    arguments: list[str],
-    timeout_s: float,
-    work: Path,
-    pass_fds: Sequence[int] = (),
-    variables: Mapping[str, str] | None = None,
-) -> Finished:
-    return run(arguments, timeout_s=timeout_s, work_directory=work, pass_fds=pass_fds, variables=variables)
-
-
 @contextlib.contextmanager
 def _scratch(beside: Path | None) -> Iterator[Path]:
     """A folder of our own (0700), removed afterwards; below `beside` when given, so that it can hold what is kept."""
@@ -336,10 +327,13 @@ def _failure(
     what: str, finished: Finished, log: str, kept: Path | None, pid: int, timeout_s: float, state: str
 ) -> WoodfrogError:
     details = {"log": str(kept) if kept else "", "log_tail": log[-4000:], "returncode": finished.returncode}
-    if finished.returncode is None:
+    if finished.returncode is None or finished.stopped:
+        advice = "Try again with a larger --timeout; a large resident memory takes about half a second per GB."
+        if finished.returncode is None and state == TargetState.RUNNING:
+            advice = f"CRIU did not take its dump back and was killed: see whether the target still works. {advice}"
         return TimeoutExceededError(
             f"The CPU side's {what} did not end within {timeout_s:g} s and was stopped.",
-            advice="Try again with a larger --timeout; a large resident memory takes about half a second per GB.",
+            advice=advice,
             phase="cpu",
             pid=pid,
             target_state=state,

@@ -1,14 +1,16 @@
 """Runs CRIU as a child, in a session of its own, with a time-out that ends the whole group.
 
-Must never leave a child behind, and never wait without a bound. CRIU is not told to die with its parent: a dump that is
-cut off in the middle is worse than one that ends a moment after the daemon did, and the new daemon finds it by the
-folder in its arguments (`still_running`).
+Must never leave a child behind, and never wait without a bound. A dump is not killed: its target has CRIU's code where
+its own was at times, and of 305 killed at random 6 cost it a process. Its writes are refused, so that it fails and
+takes everything back itself. For the same reason CRIU is not told to die with its parent: it ends a moment after the
+daemon did, and the new daemon finds it by the folder in its arguments (`still_running`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -17,8 +19,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 # CRIU needs little time to die once it is killed; this bounds the wait for one stuck in the kernel (a hung filesystem).
 _KILL_WAIT_S = 10.0
+# For a dump to notice that it may not write, and to let its target go: more than what it writes at once takes.
+TAKE_BACK_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -28,6 +34,7 @@ class Finished:
     returncode: int | None
     elapsed_s: float
     output: str  # what CRIU said outside its log: little, mostly errors in its arguments
+    stopped: bool = False  # it failed by itself after the time-out, since it might not write any more
 
 
 def run(
@@ -37,9 +44,11 @@ def run(
     work_directory: Path,
     pass_fds: Sequence[int] = (),
     variables: Mapping[str, str] | None = None,
+    takes_back: bool = False,
 ) -> Finished:
     """Run the program in `work_directory`; what it prints goes to a file there, and comes back cut to 4 KiB.
-    `variables`: of its environment, beside the few that it gets of ours."""
+    `variables`: of its environment, beside the few that it gets of ours. `takes_back`: at the time-out it is made to
+    fail at its next write and given TAKE_BACK_S, before it is killed; should it have ended well, it has."""
     begin = time.monotonic()
     output_path = work_directory / "criu.out"
     environment = {name: value for name, value in os.environ.items() if name in ("PATH", "TMPDIR", "LANG")}
@@ -54,15 +63,21 @@ def run(
             env=environment,
             pass_fds=tuple(pass_fds),
             start_new_session=True,
+            restore_signals=not takes_back,  # Python ignores SIGXFSZ, and so does the child then
         )
+    stopped = False
     try:
         returncode = _wait(child, timeout_s)
+        if returncode is None and takes_back:
+            _refuse_writes(child.pid)
+            returncode = _wait(child, TAKE_BACK_S)
+            stopped = bool(returncode)
     finally:
         if child.returncode is None:
             _kill_group(child)
     text = output_path.read_bytes()[-4096:].decode(errors="replace")
     output_path.unlink(missing_ok=True)
-    return Finished(returncode, time.monotonic() - begin, text)
+    return Finished(returncode, time.monotonic() - begin, text, stopped)
 
 
 def still_running(work_directory: Path) -> int | None:
@@ -92,6 +107,15 @@ def _wait(child: subprocess.Popen[bytes], timeout_s: float) -> int | None:
         return child.wait() if poll.poll(timeout_s * 1000) else None
     finally:
         os.close(ended)
+
+
+def _refuse_writes(pid: int) -> None:
+    """To files, of the process and all below it (a PID namespace's first process stands above CRIU): EFBIG."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        for one in (process, *process.children(recursive=True)):
+            with contextlib.suppress(ProcessLookupError):
+                resource.prlimit(one.pid, resource.RLIMIT_FSIZE, (0, 0))
 
 
 def _kill_group(child: subprocess.Popen[bytes]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import stat
 import tempfile
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from woodfrog.cpu import processes
 from woodfrog.cpu.criu import Criu, Restored
 from woodfrog.errors import NoSpaceError, RefusedError, TimeoutExceededError
 from woodfrog.operations import room
@@ -154,11 +156,24 @@ def test_what_was_dumped_is_readable_by_its_owner_only(criu: Criu, start: Start,
 
 
 def test_a_dump_that_times_out_leaves_the_target_running(criu: Criu, start: Start, tmp_path: Path) -> None:
-    program = start("x = bytearray(b'ab' * (150 << 20))\n" + THREADS_AND_CHILD)
-    for attempt in range(8):
-        with pytest.raises(TimeoutExceededError, match="did not end within"):
-            criu.dump(program.pid, tmp_path / f"image{attempt}", leave_running=False, timeout_s=0.03 + 0.02 * attempt)
-        program.wait_for_more(program.numbers()[-1] + 20)
+    """Wherever it is. Killed at such moments, as it was once, 2 of 100 dumps cost the target a process."""
+    program = start("x = bytearray(b'ab' * (50 << 20))\n" + THREADS_AND_CHILD)
+    moments = random.Random(4)
+    timed_out = killed = 0
+    for attempt in range(60):
+        image = tmp_path / f"image{attempt}"
+        try:
+            criu.dump(program.pid, image, leave_running=bool(attempt % 2), timeout_s=moments.uniform(0.01, 0.3))
+        except TimeoutExceededError as failure:
+            killed += "killed" in failure.advice
+            timed_out += 1
+        else:
+            if not attempt % 2:
+                processes.resume(program.pid)
+        shutil.rmtree(image)
+        program.wait_for_more(program.numbers()[-1] + 5)
+    assert timed_out >= 10
+    assert killed == 0
     assert_gapless(program)
 
 

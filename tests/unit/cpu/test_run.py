@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from woodfrog.cpu import run as run_module
 from woodfrog.cpu.run import run, still_running
 
 
@@ -43,6 +45,41 @@ def test_a_time_out_ends_the_child_and_what_it_started(tmp_path: Path) -> None:
             pidfd = os.pidfd_open(pid)
             assert select.select([pidfd], [], [], 30)[0], f"process {pid} is still alive"
             os.close(pidfd)
+
+
+def test_what_takes_back_fails_at_its_next_write_and_is_not_killed(tmp_path: Path) -> None:
+    code = python(
+        "import os, time",
+        "child = os.fork()",
+        "file = os.open(f'file{child == 0}', os.O_CREAT | os.O_WRONLY)",
+        "try:",
+        "    while True:",
+        "        os.write(file, b'x')",
+        "        time.sleep(0.001)",
+        "except OSError as failure:",
+        "    if child: os.waitpid(child, 0)",
+        "    os.symlink(str(failure.errno), f'taken-back{child == 0}')",
+        "raise SystemExit(4)",
+    )
+    finished = run(code, timeout_s=2, work_directory=tmp_path, takes_back=True)
+    assert (finished.returncode, finished.stopped) == (4, True)
+    for name in ("taken-backTrue", "taken-backFalse"):
+        assert (tmp_path / name).readlink() == Path(str(errno.EFBIG))
+
+
+def test_what_takes_back_but_never_writes_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_module, "TAKE_BACK_S", 0.5)
+    finished = run(python("import time; time.sleep(600)"), timeout_s=0.5, work_directory=tmp_path, takes_back=True)
+    assert (finished.returncode, finished.stopped) == (None, False)
+
+
+def test_what_ends_well_after_the_time_out_has_ended_well(tmp_path: Path) -> None:
+    code = python(
+        "import resource",
+        "while resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 0: pass",
+    )
+    finished = run(code, timeout_s=0.5, work_directory=tmp_path, takes_back=True)
+    assert (finished.returncode, finished.stopped) == (0, False)
 
 
 def test_it_has_no_input_and_its_own_session(tmp_path: Path) -> None:
