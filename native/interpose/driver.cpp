@@ -20,11 +20,14 @@
 #include <type_traits>
 
 namespace woodfrog::interpose {
-namespace {
-
-CUresult missing_function() {
+// What a driver without a function answers in its place. By a second name it is an object, whose address, unlike a
+// function's as a void *, is a constant expression.
+extern "C" __attribute__((visibility("hidden"))) CUresult woodfrog_missing_function() {
     return CUDA_ERROR_NOT_FOUND;
 }
+extern "C" __attribute__((visibility("hidden"))) char missing_code __asm__("woodfrog_missing_function");
+
+namespace {
 
 struct Entry {
     const char *name;
@@ -172,9 +175,10 @@ void learn_versions(const char *name) {
 } // namespace
 
 namespace detail {
-// Constant-initialised: the application may call a wrapper before any constructor of ours has run.
-#define WF_SYMBOL(name) {reinterpret_cast<void *>(&missing_function)},
-std::atomic<void *> real_functions[kSymbols] = {
+// Constant-initialised: the application may call a wrapper before any constructor of ours has run, and one that ran
+// then would empty the table again.
+#define WF_SYMBOL(name) {&missing_code},
+constinit std::atomic<void *> real_functions[kSymbols] = {
 #include "symbols.inc"
 };
 #undef WF_SYMBOL
@@ -190,8 +194,7 @@ const char *symbol_name(Symbol symbol) {
 }
 
 bool driver_has(Symbol symbol) {
-    return detail::real_functions[static_cast<size_t>(symbol)].load(std::memory_order_relaxed) !=
-           reinterpret_cast<void *>(&missing_function);
+    return detail::real_functions[static_cast<size_t>(symbol)].load(std::memory_order_relaxed) != &missing_code;
 }
 
 bool ensure_driver() {

@@ -136,3 +136,12 @@ def test_an_entry_point_that_is_not_exported_is_hooked_and_one_nobody_knows_is_g
 
 def test_a_driver_that_the_application_closes_stays_usable(resolve: Path) -> None:
     assert run(resolve, "close") == ["0 a version"]
+
+
+def test_a_library_may_use_the_driver_before_our_own_constructors_run(programs: Path) -> None:
+    shared = ("-shared", "-fPIC", "-DLIBRARY")
+    support.compile_program("early.cpp", programs, *shared, output="libearly.so")
+    program = support.compile_program(
+        "early.cpp", programs, f"-L{programs}", "-learly", f"-Wl,-rpath,{programs}", output="early"
+    )
+    assert run(program) == ["library 0 0", "main 0 0"]
