@@ -20,6 +20,7 @@
 #include "spent.hpp"
 #include "survey.hpp"
 #include "thread.hpp"
+#include "torch_clock.hpp"
 #include "tracking_agent.hpp"
 #include "transport.hpp"
 
@@ -196,6 +197,9 @@ class Agent {
             return prepare_control(packet);
         case Type::export_ahead:
             return state_ == State::running ? export_ahead() : wrong_state("export_ahead");
+        case Type::stop_clock:
+            return state_ == State::running ? Outcome{Status::ok, CUDA_SUCCESS, arm_torch_clock(), ""}
+                                            : wrong_state("stop_clock");
         case Type::follow_access:
             return follow(packet);
         case Type::accessed:
@@ -244,6 +248,7 @@ class Agent {
         if (outcome.ok()) {
             operation_ = body.operation;
             state_ = State::quiesced;
+            stop_torch_clock();
             settle_access();
         } else {
             state_ = State::running;
@@ -338,6 +343,7 @@ class Agent {
     Outcome go_on() {
         if (state_ == State::released)
             return wrong_state("resume");
+        start_torch_clock(); // before the gate opens
         if (state_ != State::running)
             resume();
         state_ = State::running;
@@ -483,6 +489,7 @@ class Agent {
             return;
         if (state_ != State::running) {
             debug("the daemon is gone: the target runs on");
+            start_torch_clock();
             resume();
             state_ = State::running;
         }

@@ -25,10 +25,12 @@ constexpr uint32_t kCallSlot = R_X86_64_JUMP_SLOT;
 constexpr uint32_t kCallSlot = R_AARCH64_JUMP_SLOT;
 #endif
 
+constexpr size_t kPageBytes = 4096; // the least that is mapped of a library, and where its program headers are
+
 // glibc relocates these in place on the machines it writes the dynamic section on; elsewhere they are offsets.
-ElfW(Addr) address_of(const link_map *map, const ElfW(Dyn) * entry) {
+ElfW(Addr) address_of(ElfW(Addr) base, const ElfW(Dyn) * entry) {
     const ElfW(Addr) address = entry->d_un.d_ptr;
-    return address < map->l_addr ? address + map->l_addr : address;
+    return address < base ? address + base : address;
 }
 
 // What a library's dynamic section tells; null where it does not.
@@ -40,12 +42,12 @@ struct Dynamic {
     size_t reference_bytes = 0;
 };
 
-Dynamic dynamic_of(const link_map *map) {
+Dynamic dynamic_of(ElfW(Addr) base, const ElfW(Dyn) * entry) {
     Dynamic found;
     const void *references = nullptr;
     bool with_addends = true;
-    for (const ElfW(Dyn) *entry = map->l_ld; entry->d_tag != DT_NULL; ++entry) {
-        const ElfW(Addr) address = address_of(map, entry);
+    for (; entry->d_tag != DT_NULL; ++entry) {
+        const ElfW(Addr) address = address_of(base, entry);
         if (entry->d_tag == DT_SYMTAB)
             found.symbols = reinterpret_cast<const ElfW(Sym) *>(address);
         else if (entry->d_tag == DT_STRTAB)
@@ -63,23 +65,38 @@ Dynamic dynamic_of(const link_map *map) {
     return found;
 }
 
-// What the loader makes read-only once it is done.
-struct ReadOnly {
+// What a library's program headers tell.
+struct Loaded {
     ElfW(Addr) base = 0;
-    uintptr_t begin = 0, end = 0;
+    const ElfW(Dyn) *dynamic = nullptr;
+    const void *code = nullptr;
+    uintptr_t fixed_begin = 0, fixed_end = 0; // what the loader makes read-only once it is done
 };
 
-int find_read_only(dl_phdr_info *info, size_t, void *argument) {
-    auto &found = *static_cast<ReadOnly *>(argument);
-    if (info->dlpi_addr != found.base)
-        return 0;
-    for (int i = 0; i < info->dlpi_phnum; ++i) {
-        if (info->dlpi_phdr[i].p_type != PT_GNU_RELRO)
-            continue;
-        found.begin = info->dlpi_addr + info->dlpi_phdr[i].p_vaddr;
-        found.end = found.begin + info->dlpi_phdr[i].p_memsz;
+Loaded loaded_at(const void *library) {
+    Loaded found;
+    const auto *header = static_cast<const ElfW(Ehdr) *>(library);
+    if (memcmp(header->e_ident, ELFMAG, SELFMAG) != 0 || header->e_phentsize != sizeof(ElfW(Phdr)) ||
+        header->e_phoff + header->e_phnum * sizeof(ElfW(Phdr)) > kPageBytes)
+        return found;
+    const auto *programs = reinterpret_cast<const ElfW(Phdr) *>(static_cast<const char *>(library) + header->e_phoff);
+    bool first = true;
+    for (int i = 0; i < header->e_phnum; ++i) {
+        const ElfW(Phdr) &one = programs[i];
+        if (one.p_type == PT_LOAD && first) {
+            found.base = reinterpret_cast<ElfW(Addr)>(library) - (one.p_vaddr - one.p_offset);
+            first = false;
+        }
+        if (one.p_type == PT_LOAD && (one.p_flags & PF_X) != 0 && found.code == nullptr) {
+            found.code = reinterpret_cast<const void *>(found.base + one.p_vaddr);
+        } else if (one.p_type == PT_DYNAMIC) {
+            found.dynamic = reinterpret_cast<const ElfW(Dyn) *>(found.base + one.p_vaddr);
+        } else if (one.p_type == PT_GNU_RELRO) {
+            found.fixed_begin = found.base + one.p_vaddr;
+            found.fixed_end = found.fixed_begin + one.p_memsz;
+        }
     }
-    return 1;
+    return found;
 }
 
 } // namespace
@@ -89,7 +106,7 @@ void *elf_lookup(const char *soname, const char *name) {
     if (handle == nullptr)
         return nullptr;
     const link_map *map = static_cast<const link_map *>(handle); // glibc's handle is its link map
-    const Dynamic dynamic = dynamic_of(map);
+    const Dynamic dynamic = dynamic_of(map->l_addr, map->l_ld);
     void *found = nullptr;
     if (dynamic.symbols != nullptr && dynamic.strings != nullptr && dynamic.hashes != nullptr) {
         const uint32_t *table = dynamic.hashes;
@@ -114,11 +131,14 @@ void *elf_lookup(const char *soname, const char *name) {
 
 void **elf_reference(const void *function, const char *name) {
     Dl_info info{};
-    void *extra = nullptr;
-    if (dladdr1(function, &info, &extra, RTLD_DL_LINKMAP) == 0 || extra == nullptr)
+    return dladdr(function, &info) == 0 ? nullptr : elf_reference_in(info.dli_fbase, name);
+}
+
+void **elf_reference_in(const void *library, const char *name) {
+    const Loaded loaded = loaded_at(library);
+    if (loaded.dynamic == nullptr)
         return nullptr;
-    const auto *map = static_cast<const link_map *>(extra);
-    const Dynamic dynamic = dynamic_of(map);
+    const Dynamic dynamic = dynamic_of(loaded.base, loaded.dynamic);
     if (dynamic.symbols == nullptr || dynamic.strings == nullptr || dynamic.references == nullptr)
         return nullptr;
     for (size_t i = 0; i < dynamic.reference_bytes / sizeof(ElfW(Rela)); ++i) {
@@ -126,12 +146,15 @@ void **elf_reference(const void *function, const char *name) {
         if (ELF64_R_TYPE(one.r_info) != kCallSlot ||
             strcmp(dynamic.strings + dynamic.symbols[ELF64_R_SYM(one.r_info)].st_name, name) != 0)
             continue;
-        const uintptr_t address = map->l_addr + one.r_offset;
-        ReadOnly fixed{map->l_addr};
-        dl_iterate_phdr(&find_read_only, &fixed);
-        return address >= fixed.begin && address < fixed.end ? nullptr : reinterpret_cast<void **>(address);
+        const uintptr_t address = loaded.base + one.r_offset;
+        const bool fixed = address >= loaded.fixed_begin && address < loaded.fixed_end;
+        return fixed ? nullptr : reinterpret_cast<void **>(address);
     }
     return nullptr;
+}
+
+const void *elf_code_in(const void *library) {
+    return loaded_at(library).code;
 }
 
 } // namespace woodfrog::interpose

@@ -11,4 +11,10 @@ void *elf_lookup(const char *soname, const char *name);
 // written: null if it refers to none or if the loader has made that part read-only.
 void **elf_reference(const void *function, const char *name);
 
+// The same of the library that is loaded from `library` on. Takes none of the loader's locks.
+void **elf_reference_in(const void *library, const char *name);
+
+// Where that library's code begins, if what lies there is the beginning of one; null if not.
+const void *elf_code_in(const void *library);
+
 } // namespace woodfrog::interpose

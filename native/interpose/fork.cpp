@@ -11,6 +11,7 @@
 #include "kept_fd.hpp"
 #include "memory.hpp"
 #include "shadow.hpp"
+#include "torch_clock.hpp"
 
 #include <pthread.h>
 
@@ -25,6 +26,7 @@ void in_child() {
     kept_fds_after_fork_in_child();
     inherited_files_after_fork_in_child();
     control_memory_after_fork_in_child();
+    torch_clock_after_fork_in_child();
     ipc_in_forked_child();
 }
 

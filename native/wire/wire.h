@@ -196,6 +196,8 @@
     M(guard, 45, empty, guarded, "daemon")        /* returned: the first carries the page; reply after the LAST one */  \
     M(guard_end, 46, empty, empty, "daemon")      /* nothing is captured any more; reply.value: how often one waited */ \
     M(export_ahead, 48, empty, empty, "daemon") /* running: descriptors are made and kept; reply.value says how many */  \
+    M(stop_clock, 49, empty, empty, "daemon") /* running: PyTorch's clock stands still from the coming quiesce to the resume;
+                                                 reply.value: of how many libraries (0: it cannot be) */              \
     M(hold, 44, quiesce, empty, "daemon") /* running or held: gate closed, work may go on; reply.value is WF_HELD_… */ \
     M(hosted, 60, empty, empty, "daemon") /* any state: device memory that lies on host memory (hosted.hpp) */        \
     M(replace_batch, 61, empty, handle, "daemon") /* quiesced; fds of device memory with the same contents, which takes

@@ -92,6 +92,14 @@ class FrozenTarget:
         if self.notes.managed:
             side_by_side(self.members, lambda member: member.link().export_ahead())
 
+    def stop_clocks(self) -> set[int]:
+        """The target, which still runs, is to have PyTorch's clock stand still from its rest to its resume: the
+        processes that will."""
+        if not self.notes.managed:
+            return set()
+        followed = side_by_side(self.members, lambda member: member.link().stop_clock())
+        return {member.pid for member, libraries in zip(self.members, followed, strict=True) if libraries}
+
     def withdraw_control_memory(self) -> None:
         """What was offered and is not needed after all. Does nothing to a target that does not run."""
         if not self.control_memory_offered:

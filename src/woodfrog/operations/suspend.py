@@ -146,7 +146,8 @@ class Suspend(FreezingOperation):
         if not surveyed.managed and lent.wanted():
             pids = [member.pid for member in self._frozen.members]
             self._frozen.lent = LentMemory.prepared(self._context, self._frozen.notes, self._spaces, pids)
-        self._warnings = time_outs(member.pid for member in self._frozen.members)
+        stopped = self._frozen.stop_clocks()
+        self._warnings = time_outs([member.pid for member in self._frozen.members], stopped)
         self._target.export_ahead()
         if self._request.level != WARM:
             self._offer_control_memory(surveyed)

@@ -94,6 +94,16 @@ class AgentLink(AgentChannel):
                 raise
             return 0
 
+    def stop_clock(self, timeout_s: float = _DEFAULT_TIMEOUT_S) -> int:
+        """While the target runs: PyTorch's clock is to stand still from the coming quiesce to the resume. Of how many
+        libraries; 0 without PyTorch, of one that is built otherwise, and by an interposer older than this message."""
+        try:
+            return int(self._command("stop_clock", timeout_s=timeout_s).body["value"])
+        except WoodfrogError as failure:
+            if failure.details.get("status") != "bad_message" or self.closed:
+                raise
+            return 0
+
     def export_memory(self, timeout_s: float = _DEFAULT_TIMEOUT_S) -> Exported:
         """A descriptor for each handle that the interposer owns. The target still owns its memory afterwards."""
         exported = Exported()
