@@ -252,10 +252,11 @@ def operations(
 
         return work
 
-    def suspend_resume(level: str, *, elsewhere: bool = False) -> Callable[[], dict[str, Any]]:
+    def suspend_resume(level: str, *, elsewhere: bool = False, for_s: float = 0.0) -> Callable[[], dict[str, Any]]:
         def work() -> dict[str, Any]:
             mine = running()
             out = timings(woodfrog.suspend(mine.run.pid, level=level, timeout=arguments.timeout_s))
+            time.sleep(for_s)
             gpu_map = mine.next_gpus(gpus) if elsewhere else None
             back = timings(woodfrog.resume(mine.run.pid, gpu_map=gpu_map))
             mine.go_on()
@@ -302,7 +303,12 @@ def operations(
     if first is not None and first["busbw_gb_s"]:
         results.summary["busbw_ratio"] = first["busbw_gb_s"] / (reference.logs[0].start or {})["busbw_gb_s"]
     # What time may not be left for comes last.
-    steps: list[tuple[str, Callable[[], dict[str, Any]]]] = [("stop and restore", stop_restore())]
+    steps: list[tuple[str, Callable[[], dict[str, Any]]]] = []
+    if long_s := arguments.long_suspend_s:
+        steps.append(
+            (f"suspended for {long_s:g} s, its time-outs are a third of that", suspend_resume("cold", for_s=long_s))
+        )
+    steps.append(("stop and restore", stop_restore()))
     if gpus > 1:
         steps.append(("stop and restore, GPUs exchanged", stop_restore(elsewhere=True)))
     steps += [(f"checkpoint {number}", leave_running()) for number in range(10)]
@@ -427,6 +433,12 @@ def main() -> int:
     parser.add_argument("--start-s", type=float, default=60.0, help="the most seconds of a job's start")
     parser.add_argument("--timeout-s", type=float, default=20.0, help="for the job to come to rest")
     parser.add_argument("--pool-mib", type=int, default=0, help="$WOODFROG_POOL_MIB of the job")
+    parser.add_argument(
+        "--long-suspend-s",
+        type=float,
+        default=0.0,
+        help="suspend it for so long once; its time-outs are a third of that",
+    )
     parser.add_argument("--within-groups", type=int, default=WITHIN_GROUPS, help="that train_ratio is the median of")
     parser.add_argument("--steps", type=int, default=150, help="of the undisturbed run that is timed")
     parser.add_argument("target", nargs="*", help="options of the program, after --")
@@ -437,6 +449,10 @@ def main() -> int:
         arguments.target = [*ONE_GPU.get(arguments.program, []), *arguments.target]
     if arguments.quick:
         arguments.target = [*arguments.target, *QUICK[arguments.program]]
+    if arguments.long_suspend_s:
+        time_out_s = str(max(1, int(arguments.long_suspend_s / 3)))
+        os.environ |= {"RANKS_TIMEOUT_S": time_out_s, "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": time_out_s}
+        arguments.step_s = max(arguments.step_s, arguments.long_suspend_s + OPERATION_S)
     arguments.work.mkdir(parents=True, exist_ok=True)
     name = "multi_gpu" if arguments.program == "train_ddp" else f"multi_gpu_{arguments.program}"
     name += "_one_gpu" if arguments.gpus == 1 else ""

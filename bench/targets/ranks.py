@@ -7,6 +7,7 @@ several are on one (NCCL refuses that), and elsewhere.
 from __future__ import annotations
 
 import os
+from datetime import timedelta
 from typing import Any
 
 BUS_BYTES = 256 << 20
@@ -14,18 +15,20 @@ BUS_ROUNDS = 20
 
 
 def join(kind: str) -> tuple[int, Any]:
-    """This rank's number and its device, in the process group of the job."""
+    """This rank's number and its device, in the process group of the job, whose time-out is $RANKS_TIMEOUT_S if set."""
     import torch
     import torch.distributed as dist
 
+    timeout_s = float(os.environ.get("RANKS_TIMEOUT_S", "0"))
+    timeout = timedelta(seconds=timeout_s) if timeout_s else None
     rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
     if kind != "cuda":
-        dist.init_process_group("gloo")
+        dist.init_process_group("gloo", timeout=timeout)
         return rank, torch.device(kind)
     gpus = torch.cuda.device_count()
     device = torch.device("cuda", local % gpus)
     torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if int(os.environ["WORLD_SIZE"]) <= gpus else "gloo")
+    dist.init_process_group("nccl" if int(os.environ["WORLD_SIZE"]) <= gpus else "gloo", timeout=timeout)
     return rank, device
 
 
