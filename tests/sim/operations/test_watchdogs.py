@@ -12,7 +12,7 @@ from product import Product, Stepper
 
 SOURCE = Path(__file__).parent.parent / "targets" / "torch_watchdog.cpp"
 LIMIT_S = 2.0
-SUSPENDED_S = 3 * LIMIT_S  # what is tested is that this time does not count
+SUSPENDED_S = 2 * LIMIT_S  # what is tested is that this time does not count
 LOOKS_PER_S = 20
 READER = """
 #include <fcntl.h>
