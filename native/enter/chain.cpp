@@ -2,6 +2,8 @@
 #include "chain.hpp"
 
 #include <algorithm>
+#include <cerrno>
+#include <csignal>
 #include <cstddef>
 #include <cstring>
 #include <string_view>
@@ -9,6 +11,7 @@
 
 #include <sys/ptrace.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 
 #include "remote.hpp"
 #include "report.hpp"
@@ -73,6 +76,10 @@ Frame frame_of(const Context &context, const Chain &chain, std::uintptr_t floats
     return frame;
 }
 
+// What the kernel gives when a call is to be made again once its signal is dealt with (linux/errno.h, not for
+// programs).
+constexpr std::int64_t restart_system = -512, restart_no_handler = -514, restart_by_block = -516;
+
 } // namespace
 
 std::optional<Chain> Chain::find(pid_t pid, std::string &why_not) {
@@ -120,8 +127,28 @@ bool read_context(pid_t tid, Context &context) {
                0;
 }
 
+bool read_interrupted(pid_t tid, Context &context) {
+    constexpr std::uint64_t program_segment = 0x33; // of 64-bit code
+    if (!read_context(tid, context))
+        return false;
+    user_regs_struct &registers = context.registers;
+    if (static_cast<std::int64_t>(registers.orig_rax) < 0 || registers.cs != program_segment)
+        return false;
+    // As the kernel does when it finds no signal (arch_do_signal_or_restart).
+    const auto result = static_cast<std::int64_t>(registers.rax);
+    if (result == restart_by_block || (result <= restart_system && result >= restart_no_handler)) {
+        registers.rax = result == restart_by_block ? SYS_restart_syscall : registers.orig_rax;
+        registers.rip -= 2; // the instruction `syscall`
+    }
+    return true;
+}
+
+namespace {
+
+// Writes the frame that restores `context` below the thread's stack and sets the registers so that the thread makes
+// the system call `number` and comes back to `context`. False when nothing was changed.
 bool begin_call(pid_t pid, pid_t tid, const Chain &chain, const Context &context, long number,
-                const std::uint64_t (&arguments)[3]) {
+                const Arguments &arguments) {
     user_fpregs_struct floats = context.floats;
     std::memset(reinterpret_cast<char *>(&floats) + behind_magic, 0, sizeof floats - behind_magic);
     const std::uintptr_t floats_at = (context.registers.rsp - red_zone_bytes - sizeof floats) & ~std::uintptr_t{63};
@@ -138,6 +165,9 @@ bool begin_call(pid_t pid, pid_t tid, const Chain &chain, const Context &context
     registers.rdi = arguments[0];
     registers.rsi = arguments[1];
     registers.rdx = arguments[2];
+    registers.r10 = arguments[3];
+    registers.r8 = arguments[4];
+    registers.r9 = arguments[5];
     if (ptrace(PTRACE_SETREGS, tid, nullptr, &registers) != 0)
         return false;
     fault_point("call_set");
@@ -148,6 +178,42 @@ bool begin_call(pid_t pid, pid_t tid, const Chain &chain, const Context &context
     return true;
 }
 
+// Until the thread stands behind the call that it was set to make; false when it is gone.
+bool wait_for_call(pid_t tid, std::uintptr_t behind, Outcome &outcome) {
+    int pending_signal = 0;
+    for (;;) {
+        if (ptrace(PTRACE_SYSCALL, tid, nullptr,
+                   reinterpret_cast<void *>(static_cast<std::intptr_t>(pending_signal))) != 0 &&
+            errno != ESRCH)
+            return false;
+        pending_signal = 0;
+        int status = 0;
+        pid_t who = 0;
+        while ((who = waitpid(tid, &status, __WALL)) < 0 && errno == EINTR) {
+        }
+        if (who < 0 || WIFEXITED(status) || WIFSIGNALED(status)) {
+            outcome.status = who > 0 ? status : 0;
+            return false;
+        }
+        if (WSTOPSIG(status) != (SIGTRAP | 0x80)) { // the stops of PTRACE_O_TRACESYSGOOD
+            unsigned long started = 0;
+            if (status >> 16 == 0)
+                pending_signal = WSTOPSIG(status);
+            else if (status >> 16 == PTRACE_EVENT_CLONE && ptrace(PTRACE_GETEVENTMSG, tid, nullptr, &started) == 0)
+                outcome.started = static_cast<pid_t>(started);
+            continue;
+        }
+        __ptrace_syscall_info info{};
+        if (ptrace(PTRACE_GET_SYSCALL_INFO, tid, reinterpret_cast<void *>(sizeof info), &info) > 0 &&
+            info.op == PTRACE_SYSCALL_INFO_EXIT && info.instruction_pointer == behind) {
+            outcome.result = info.exit.rval;
+            return true;
+        }
+        fault_point("call_entered");
+    }
+}
+
+// Sets the thread to `context` by hand: it stands behind the system call of `begin_call`.
 bool finish_call(pid_t tid, const Context &context) {
     std::uint64_t mask = context.signal_mask;
     fault_point("call_made");
@@ -156,6 +222,22 @@ bool finish_call(pid_t tid, const Context &context) {
     user_regs_struct registers = context.registers;
     registers.orig_rax = ~0ull;
     return ptrace(PTRACE_SETREGS, tid, nullptr, &registers) == 0;
+}
+
+} // namespace
+
+Outcome make_call(pid_t pid, pid_t tid, const Chain &chain, const Context &context, long number,
+                  const Arguments &arguments) {
+    Outcome outcome;
+    if (!begin_call(pid, tid, chain, context, number, arguments))
+        return outcome;
+    if (!wait_for_call(tid, chain.call_and_return + 2, outcome)) {
+        outcome.gone = true;
+        return outcome;
+    }
+    outcome.made = true;
+    finish_call(tid, context);
+    return outcome;
 }
 
 #else

@@ -7,6 +7,7 @@
 // code. So nothing that we do to it can be half done. x86-64 only; elsewhere `Chain::find` says so.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -39,14 +40,25 @@ struct Context {
 // Of a thread in a ptrace stop of ours; false when the kernel does not tell.
 bool read_context(pid_t tid, Context &context);
 
-// Writes the frame that restores `context` below the thread's stack and sets the registers so that the thread makes
-// the system call `number` and comes back to `context`, with every signal but SIGKILL and SIGSTOP kept from it
-// meanwhile. False when nothing was changed.
-bool begin_call(pid_t pid, pid_t tid, const Chain &chain, const Context &context, long number,
-                const std::uint64_t (&arguments)[3]);
+// Of a thread that PTRACE_INTERRUPT has stopped in a system call: as if it were about to make that call, which it then
+// makes again. False where it was in none: then its vector registers are in use, and the frame has only a part of them.
+bool read_interrupted(pid_t tid, Context &context);
 
-// Sets the thread to `context` by hand: it stands behind the system call of `begin_call`.
-bool finish_call(pid_t tid, const Context &context);
+using Arguments = std::array<std::uint64_t, 6>;
+
+// What became of a call.
+struct Outcome {
+    bool made = false; // and `result` is what the kernel gave
+    bool gone = false; // the thread has ended, with `status` of waitpid (0: not known)
+    std::int64_t result = 0;
+    int status = 0;
+    pid_t started = 0; // the thread that the call started, by our numbers
+};
+
+// Has the thread make one system call, with every signal but SIGKILL and SIGSTOP kept from it meanwhile, and come back
+// to `context`. Returns when it stands there. It is not made when its stack cannot be written.
+Outcome make_call(pid_t pid, pid_t tid, const Chain &chain, const Context &context, long number,
+                  const Arguments &arguments);
 
 #endif
 

@@ -16,8 +16,8 @@ namespace {
 using namespace woodfrog::enter;
 
 [[noreturn]] void usage() {
-    std::fprintf(stderr,
-                 "usage: woodfrog-enter [--populate THREADS] [--wait] [--record] [--least BYTES] PID [TID...]\n");
+    std::fprintf(stderr, "usage: woodfrog-enter [--populate THREADS] [--copy THREADS] [--wait] [--record] "
+                         "[--least BYTES] PID [TID...]\n");
     std::exit(2);
 }
 
@@ -34,6 +34,8 @@ Options parse(char **words) {
     for (; *words != nullptr && (*words)[0] == '-'; words++) {
         if (std::strcmp(*words, "--populate") == 0) {
             options.populate_threads = static_cast<unsigned>(std::min<std::uint64_t>(number(*++words), 256));
+        } else if (std::strcmp(*words, "--copy") == 0) {
+            options.copy_threads = static_cast<unsigned>(std::min<std::uint64_t>(number(*++words), 256));
         } else if (std::strcmp(*words, "--wait") == 0) {
             options.wait = true;
         } else if (std::strcmp(*words, "--record") == 0) {

@@ -30,10 +30,11 @@ bool take_kib(const std::string &line, const char *name, std::uint64_t &bytes) {
 bool parse_mapping(const std::string &line, Mapping &mapping) {
     char permissions[5] = "";
     int path_at = 0;
-    if (std::sscanf(line.c_str(), "%" SCNxPTR "-%" SCNxPTR " %4s %*s %*s %*s %n", &mapping.begin, &mapping.end,
-                    permissions, &path_at) < 3 ||
+    if (std::sscanf(line.c_str(), "%" SCNxPTR "-%" SCNxPTR " %4s %" SCNx64 " %*s %*s %n", &mapping.begin, &mapping.end,
+                    permissions, &mapping.offset, &path_at) < 4 ||
         std::strlen(permissions) != 4)
         return false;
+    mapping.writable = permissions[1] == 'w';
     mapping.executable = permissions[2] == 'x';
     mapping.path = path_at > 0 ? line.substr(static_cast<std::size_t>(path_at)) : "";
     return true;

@@ -16,7 +16,8 @@ bool write_memory(pid_t pid, std::uintptr_t address, const void *from, std::size
 
 struct Mapping {
     std::uintptr_t begin = 0, end = 0;
-    bool executable = false;
+    std::uint64_t offset = 0; // of its begin in the file
+    bool writable = false, executable = false;
     std::string path;
 };
 

@@ -71,7 +71,7 @@ int wait_for_signal() {
 
 } // namespace
 
-Tracer::Tracer(Options options) : options_(std::move(options)) {}
+Tracer::Tracer(Options options) : options_(std::move(options)), copies_(options_.pid, options_.copy_threads) {}
 
 bool Tracer::attach() {
     const bool all = options_.threads.empty();
@@ -96,10 +96,12 @@ bool Tracer::attach() {
     }
     if (threads_.empty())
         return refuse(ESRCH, "it has no thread that runs");
-    if (options_.populate_threads > 0)
+    if (options_.populate_threads > 0 || copies_.waits())
         chain_ = Chain::find(options_.pid, why_not_);
-    if (options_.populate_threads > 0 && !chain_ && !options_.record)
+    if ((options_.populate_threads > 0 || options_.copy_threads > 0) && !chain_ && !options_.record)
         return refuse(ENOSYS, why_not_);
+    if (!chain_)
+        copies_.give_up(why_not_);
     return true;
 }
 
@@ -121,6 +123,7 @@ void Tracer::run() {
             end();
         }
     }
+    end_copies(); // without a thread that could make a call for it, as far as that goes
     for (const auto &populator : populators_)
         populator->stop();
     while (!populators_.empty() && told_populators_ < populators_.size()) {
@@ -128,6 +131,7 @@ void Tracer::run() {
         if (told_populators_ < populators_.size())
             wait_for_signal();
     }
+    copies_.tell();
     tell_calls();
     Line("detached").add("stops", stops_).add("stopped_s", stops_s_).send();
 }
@@ -149,10 +153,17 @@ bool Tracer::take_events() {
 }
 
 void Tracer::event(pid_t tid, int status) {
+    if (copies_.owns(tid)) {
+        copies_.event(tid, status);
+        return;
+    }
     if (WIFEXITED(status) || WIFSIGNALED(status)) {
+        copies_.drop_driver(threads_[tid].pointer);
         threads_.erase(tid);
         if (tid == options_.pid || threads_.empty())
             Line("gone").add("thread", tid).add("status", status).send();
+        if (ending_ && !threads_.empty())
+            end_copies();
         return;
     }
     if (!WIFSTOPPED(status))
@@ -160,6 +171,8 @@ void Tracer::event(pid_t tid, int status) {
     const double stopped_s = now_s();
     stops_++;
     Thread &thread = threads_[tid]; // a new one may stop before the thread that started it says so
+    if (!thread.started)
+        meet(tid, thread);
     thread.started = true;
     const int signal = WSTOPSIG(status);
     const int what = status >> 16;
@@ -169,8 +182,8 @@ void Tracer::event(pid_t tid, int status) {
             return;
         if (std::find(parked_.begin(), parked_.end(), tid) == parked_.end())
             go_on(tid, 0);
-    } else if (what == PTRACE_EVENT_STOP && signal != SIGTRAP && !ending_) {
-        ptrace(PTRACE_LISTEN, tid, nullptr, nullptr); // SIGSTOP and its like stop it as they would without us
+    } else if (what == PTRACE_EVENT_STOP) {
+        stood(tid, signal);
     } else {
         go_on(tid, what != 0 ? 0 : signal);
     }
@@ -180,13 +193,37 @@ void Tracer::event(pid_t tid, int status) {
 // A thread that stands runs on: traced, or free if we are about to end.
 void Tracer::go_on(pid_t tid, int signal) {
     void *const passed = reinterpret_cast<void *>(static_cast<std::intptr_t>(signal));
-    // Inside a mapping that we changed a thread is not let go: it is to come out of it with what we promised it.
-    if (ending_ && !threads_[tid].ours) {
+    // Inside a mapping that we changed a thread is not let go: it is to come out of it with what we promised it. And
+    // not before what we put into the process is out again.
+    if (ending_ && !threads_[tid].ours && !copies_.is_in()) {
         ptrace(PTRACE_DETACH, tid, nullptr, passed);
         threads_.erase(tid);
         return;
     }
-    ptrace(PTRACE_SYSCALL, tid, nullptr, passed); // ESRCH: it was killed, and waitpid will say so
+    if (ending_ && !threads_[tid].ours)
+        ptrace(PTRACE_INTERRUPT, tid, nullptr, nullptr);
+    // ESRCH: it was killed, and waitpid will say so.
+    ptrace(sees_calls() ? PTRACE_SYSCALL : PTRACE_CONT, tid, nullptr, passed);
+}
+
+bool Tracer::sees_calls() const {
+    return options_.record || options_.populate_threads > 0 || copies_.waits() || ending_;
+}
+
+// It stands because it was interrupted, or with its process (SIGSTOP and its like).
+void Tracer::stood(pid_t tid, int signal) {
+    if (ending_ && copies_.is_in()) {
+        hold(tid);
+        return;
+    }
+    if (!ending_ && signal == SIGTRAP)
+        begin_copies(tid, true);
+    if (!threads_.contains(tid))
+        return;
+    if (signal != SIGTRAP && !ending_)
+        ptrace(PTRACE_LISTEN, tid, nullptr, nullptr); // as it would without us
+    else
+        go_on(tid, 0);
 }
 
 void Tracer::end() {
@@ -214,6 +251,11 @@ void Tracer::stopped_at_call(pid_t tid, Thread &thread) {
     } else if (info.op == PTRACE_SYSCALL_INFO_EXIT && thread.inside) {
         thread.inside = false;
         left(tid, thread, info.exit.rval);
+        // Not if it is to be made again once a signal is dealt with.
+        constexpr std::int64_t restart_codes[] = {-516, -512};
+        if (!ending_ && threads_.contains(tid) &&
+            (info.exit.rval < restart_codes[0] || info.exit.rval > restart_codes[1]))
+            begin_copies(tid, false);
     }
 }
 
@@ -233,7 +275,7 @@ void Tracer::entered(pid_t tid, Thread &thread) {
         }
     }
 #if defined(__x86_64__)
-    if (!chain_ || thread.number != SYS_mmap || !is_control_state(thread.arguments))
+    if (!chain_ || options_.populate_threads == 0 || thread.number != SYS_mmap || !is_control_state(thread.arguments))
         return;
     user_regs_struct registers;
     if (ptrace(PTRACE_GETREGS, tid, nullptr, &registers) != 0)
@@ -283,11 +325,14 @@ void Tracer::advise(pid_t tid, std::uintptr_t address, std::size_t size) {
     const double begun_s = now_s();
     if (read_context(tid, context)) {
         context.registers.r10 |= MAP_POPULATE; // as the thread had set it
-        if (begin_call(options_.pid, tid, *chain_, context, SYS_madvise, {address, size, MADV_HUGEPAGE})) {
-            if (!wait_for_call(tid, chain_->call_and_return + 2, result))
-                return;
-            finish_call(tid, context);
+        const Outcome outcome =
+            make_call(options_.pid, tid, *chain_, context, SYS_madvise, {address, size, MADV_HUGEPAGE});
+        if (outcome.gone) {
+            lost(tid, outcome.status);
+            return;
         }
+        if (outcome.made)
+            result = outcome.result;
     }
     Line("mapping")
         .add("thread", tid)
@@ -301,40 +346,6 @@ void Tracer::advise(pid_t tid, std::uintptr_t address, std::size_t size) {
 #else
     (void)tid, (void)address, (void)size;
 #endif
-}
-
-// Until the thread stands behind the call that it was set to make; false when it is gone.
-bool Tracer::wait_for_call(pid_t tid, std::uintptr_t behind, std::int64_t &result) {
-    int pending_signal = 0;
-    for (;;) {
-        if (ptrace(PTRACE_SYSCALL, tid, nullptr,
-                   reinterpret_cast<void *>(static_cast<std::intptr_t>(pending_signal))) != 0 &&
-            errno != ESRCH)
-            return false;
-        pending_signal = 0;
-        int status = 0;
-        pid_t who = 0;
-        while ((who = waitpid(tid, &status, __WALL)) < 0 && errno == EINTR) {
-        }
-        if (who < 0 || WIFEXITED(status) || WIFSIGNALED(status)) {
-            if (who > 0)
-                event(tid, status);
-            threads_.erase(tid);
-            return false;
-        }
-        if (WSTOPSIG(status) != syscall_stop) {
-            if (status >> 16 == 0)
-                pending_signal = WSTOPSIG(status);
-            continue;
-        }
-        __ptrace_syscall_info info{};
-        if (ptrace(PTRACE_GET_SYSCALL_INFO, tid, reinterpret_cast<void *>(sizeof info), &info) > 0 &&
-            info.op == PTRACE_SYSCALL_INFO_EXIT && info.instruction_pointer == behind) {
-            result = info.exit.rval;
-            return true;
-        }
-        fault_point("call_entered");
-    }
 }
 
 std::uint32_t Tracer::path_index(std::uint64_t number, std::uint64_t fd) {

@@ -1,9 +1,10 @@
 // The threads of one process under ptrace, for as long as its driver's checkpoint takes.
 //
 // Every system call of these threads is seen. The driver's large populated mapping is made without being populated and
-// with huge pages (chain.hpp), and filled from outside (populate.hpp). Everything else passes unchanged. ptrace belongs
-// to the thread that attached, so all members are for that one. No thread is ever left stopped: `run` lets every thread
-// go before it returns, and the kernel does so when this process dies.
+// with huge pages (chain.hpp), and filled from outside (populate.hpp); threads that help with its copies may be put
+// into the process (copies.hpp). Everything else passes unchanged. ptrace belongs to the thread that attached, so all
+// members are for that one. No thread is ever left stopped: `run` lets every thread go before it returns, and the
+// kernel does so when this process dies.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include "chain.hpp"
+#include "copies.hpp"
 #include "populate.hpp"
 
 namespace woodfrog::enter {
@@ -22,7 +24,8 @@ namespace woodfrog::enter {
 struct Options {
     pid_t pid = 0;
     std::vector<pid_t> threads;           // of the process; empty: all
-    unsigned populate_threads = 0;        // 0: nothing is changed, the threads are only watched
+    unsigned populate_threads = 0;        // 0: mappings are left as they are made
+    unsigned copy_threads = 0;            // that help with the driver's copies; 0: none
     bool wait = false;                    // whether the thread waits until its mapping is populated
     bool record = false;                  // whether every system call is told in the end
     std::uint64_t least_bytes = 64 << 20; // of a mapping that is taken for the driver's
@@ -54,7 +57,9 @@ class Tracer {
         double begun_s = 0;
         std::uint64_t number = 0;
         std::uint64_t arguments[6] = {};
-        bool ours = false; // the call it is inside is a mapping that we changed
+        bool ours = false;         // the call it is inside is a mapping that we changed
+        bool held = false;         // it stands until what we put into the process is out again
+        std::uint64_t pointer = 0; // its thread pointer, if its copies are shared
     };
 
     bool take_events();
@@ -63,8 +68,14 @@ class Tracer {
     void entered(pid_t tid, Thread &thread);
     void left(pid_t tid, Thread &thread, std::int64_t result);
     void advise(pid_t tid, std::uintptr_t address, std::size_t size);
-    bool wait_for_call(pid_t tid, std::uintptr_t behind, std::int64_t &result);
     void go_on(pid_t tid, int signal);
+    void stood(pid_t tid, int signal);
+    void meet(pid_t tid, Thread &thread);
+    void lost(pid_t tid, int status);
+    void begin_copies(pid_t tid, bool interrupted);
+    void hold(pid_t tid);
+    void end_copies();
+    bool sees_calls() const;
     bool refuse(int error, const std::string &reason);
     void end();
     void tell_started();
@@ -75,6 +86,7 @@ class Tracer {
 
     Options options_;
     std::optional<Chain> chain_;
+    Copies copies_;
     std::string why_not_;
     std::map<pid_t, Thread> threads_;
     std::vector<pid_t> parked_; // wait for their mapping to be populated

@@ -105,6 +105,8 @@ class RestoreResult(_Jsonable):
     standby: str = ""  # it was waiting already, with its data there: host, device
     mode: str = "eager"  # when it runs: eager (its data is on the GPU), mapped
     promotion: PromotionResult | None = None  # what follows a restore that is not eager
+    # Of a target that woodfrog did not start: how its driver's restore was helped from outside (driver/entering.py).
+    visit: dict[str, Any] = field(default_factory=dict)
     instance: str = ""  # of a target in a PID namespace of its own, its random number
     ports: dict[str, int] = field(default_factory=dict)  # TCP, where it was told: those of the image → here
 
@@ -151,6 +153,8 @@ class ResumeResult(_Jsonable):
     phases: dict[str, float] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     promotion: PromotionResult | None = None  # of a running target: it goes on
+    # Of a target that woodfrog did not start: how its driver's restore was helped from outside (driver/entering.py).
+    visit: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,11 @@
-"""Standing beside a process that we did not start while its driver checkpoints it: huge pages, filled from outside.
+"""Standing beside a process that we did not start while its driver checkpoints or restores it.
 
 The driver saves everything into one mapping that the kernel populates page by page, on one thread. woodfrog-enter
 (native/enter) sees that system call from outside, takes the populating out, asks for huge pages, and has several
-threads put them in place while the driver goes on. It saves time only: whatever stands in the way, the driver does
-everything by itself, and `Visit.reason` says why. Must never raise, nor leave a thread stopped or traced.
+threads put them in place while the driver goes on. If it is asked to (`COPIES`), it also has threads in the process
+help with the driver's copies, in both directions. It saves time only: whatever stands in the way, the driver does
+everything by itself, and `Visit.reason` and `Copies.reason` say why. Must never raise, nor leave a thread stopped or
+traced.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import os
 import subprocess
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -26,6 +28,8 @@ from woodfrog.errors import WoodfrogError
 log = logging.getLogger(__name__)
 
 SWITCH = "WOODFROG_ENTER"  # 0: leave every process alone
+COPIES = "WOODFROG_ENTER_COPIES"  # threads that help with the driver's copies; 0: none, which is the default
+MOST_COPY_THREADS = 16
 LEAST_BYTES = 64 << 20  # of a mapping that is taken for the driver's; 333 MiB was the least that was seen (driver 580)
 MOST_THREADS = 16  # that populate
 ATTACH_TIMEOUT_S = 2.0  # threads stop within a millisecond, unless they are in uninterruptible sleep; the target waits
@@ -45,11 +49,25 @@ class Populated:
 
 
 @dataclass(frozen=True)
+class Copies:
+    """What threads in the process did for one step of the driver. `reason`: why nothing, or why not all is gone."""
+
+    step: str  # checkpoint, restore
+    threads: int = 0
+    copies: int = 0  # that were shared
+    copied_bytes: int = 0
+    slow: bool = False  # helpers had no processor in some of them
+    reason: str = ""
+
+
+@dataclass(frozen=True)
 class Visit:
-    """What became of it. `reason`: why nothing, or not everything, was done; empty when all went well."""
+    """What became of it. `reason`: why nothing, or not everything, was done; empty when all went well. `copies`: one
+    for each step of the driver that was to be helped with, with a reason of its own."""
 
     threads: int = 0  # that were traced
     mappings: list[Populated] = field(default_factory=list)
+    copies: list[Copies] = field(default_factory=list)
     stops: int = 0  # of these threads, each some microseconds
     stopped_s: float = 0.0
     reason: str = ""
@@ -58,12 +76,24 @@ class Visit:
         """For results and for JSON."""
         return asdict(self)
 
+    def with_restore(self, other: Visit) -> Visit:
+        """With what a visit beside the driver's restore told."""
+        return replace(
+            self,
+            threads=self.threads or other.threads,
+            copies=self.copies + other.copies,
+            stops=self.stops + other.stops,
+            stopped_s=self.stopped_s + other.stopped_s,
+            reason=self.reason or other.reason,
+        )
+
 
 class Entered:
-    """A context manager around the driver's checkpoint of process `pid`; `visit` is there when it is left.
+    """A context manager around a `step` of the driver with process `pid`; `visit` is there when it is left.
 
-    `threads`: those to look at, as this process numbers them; none: all. `populate_threads` 0: only look.
-    `record`: keep every system call in `events`.
+    `threads`: those to look at, as this process numbers them; none: all. `populate_threads` 0: mappings are left alone.
+    `copy_threads`: that help with the driver's copies; None: as the environment says (`COPIES`). With neither it only
+    looks. `record`: keep every system call in `events`.
     """
 
     def __init__(
@@ -72,18 +102,25 @@ class Entered:
         threads: Sequence[int] = (),
         *,
         populate_threads: int | None = None,
+        copy_threads: int | None = None,
         wait: bool = False,
         record: bool = False,
         least_bytes: int = LEAST_BYTES,
+        step: str = "checkpoint",
     ) -> None:
         self.events: list[dict[str, Any]] = []
         self.visit = Visit()
         if populate_threads is None:
             populate_threads = min(MOST_THREADS, len(os.sched_getaffinity(0)))
         self._command = [str(paths.enter()), "--populate", str(populate_threads), "--least", str(least_bytes)]
+        if copy_threads is None:
+            copy_threads = wanted_copy_threads()
+        self._command += ["--copy", str(copy_threads)] * (copy_threads > 0)
         self._command += ["--wait"] * wait + ["--record"] * record
         self._command += [str(number) for number in (pid, *threads)]
         self._enters = populate_threads > 0
+        self._copies = copy_threads > 0
+        self._step = step
         self._pid = pid
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
@@ -125,7 +162,9 @@ class Entered:
         process.stdout.close()
         self.visit = self._summed_up(late)
         if self.visit.reason:
-            log.info("process %d was checkpointed the driver's own way: %s", self._pid, self.visit.reason)
+            log.info("%s of process %d was made the driver's own way: %s", self._step, self._pid, self.visit.reason)
+        for one in self.visit.copies:
+            log.info("copies of the driver in process %d: %s", self._pid, one)
 
     def named(self, event: str) -> list[dict[str, Any]]:
         """The events of one name."""
@@ -162,10 +201,20 @@ class Entered:
         return Visit(
             threads=len(attached[0]["threads"]) if attached else 0,
             mappings=mappings,
+            copies=[self._copied(late)] if self._copies else [],
             stops=detached[0]["stops"] if detached else 0,
             stopped_s=detached[0]["stopped_s"] if detached else 0.0,
             reason=self._reason(attached, mappings, late),
         )
+
+    def _copied(self, late: bool) -> Copies:
+        if told := self.named("copies"):
+            kept = {name: told[0][name] for name in ("threads", "copies", "copied_bytes", "slow", "reason")}
+            return Copies(self._step, **kept)
+        if late:
+            return Copies(self._step, reason="woodfrog-enter did not end by itself")
+        refused = self.named("refused")
+        return Copies(self._step, reason=str(refused[0]["reason"]) if refused else "woodfrog-enter was killed")
 
     def _reason(self, attached: list[dict[str, Any]], mappings: list[Populated], late: bool) -> str:
         if late:
@@ -208,6 +257,23 @@ def driver_threads(pid: int) -> list[int]:
 def entered(pid: int, **options: Any) -> Entered:
     """`Entered` for the driver's threads of a process; all its threads where the driver names none."""
     return Entered(pid, driver_threads(pid), **options)
+
+
+def restore_entered(pid: int) -> Entered | None:
+    """`Entered` for the driver's restore of a process; None if nothing is to be done beside it."""
+    if wanted_copy_threads() == 0 or os.environ.get(SWITCH) == "0":
+        return None
+    return entered(pid, populate_threads=0, step="restore")
+
+
+def wanted_copy_threads() -> int:
+    """What the environment says."""
+    text = os.environ.get(COPIES, "0")
+    try:
+        return max(0, min(MOST_COPY_THREADS, int(text)))
+    except ValueError:
+        log.warning("%s is no number: %r", COPIES, text)
+        return 0
 
 
 def _entries(folder: Path) -> Iterable[Path]:

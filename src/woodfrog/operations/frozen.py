@@ -10,10 +10,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TypeVar
 
-from woodfrog.driver.entering import Visit, entered
+from woodfrog.driver.entering import Visit, entered, restore_entered
 from woodfrog.driver.process import ProcessState
 from woodfrog.errors import TargetLostError, TargetState, TimeoutExceededError, WoodfrogError
 from woodfrog.faults import fault_point
@@ -267,7 +267,7 @@ class FrozenTarget:
             if self.lent is not None and self.lent.has(member):
                 self.lent.bring_in(member)
             else:
-                member.driver.restore(driver_pairs(self.notes, member.note))
+                self._restore_driver_of(member)
             state = ProcessState.LOCKED
         if state is ProcessState.LOCKED:
             member.driver.unlock()
@@ -279,6 +279,13 @@ class FrozenTarget:
                 pid=member.pid,
                 target_state=TargetState.FROZEN,
             )
+
+    def _restore_driver_of(self, member: Member) -> None:
+        visitor = None if self.notes.managed else restore_entered(member.pid)
+        with visitor or nullcontext():
+            member.driver.restore(driver_pairs(self.notes, member.note))
+        if visitor is not None and member is self.members[0]:
+            self.visit = self.visit.with_restore(visitor.visit)
 
     def return_memory(self) -> None:
         """The same physical memory back at the same addresses; the gates are still closed."""

@@ -455,6 +455,7 @@ class Restore(OnOneTarget):
             "verified": self._request.verify,
             "mode": self._request.mode,
             "warnings": self._plan.warnings,
+            "visit": self._target.visit.to_dict(),
         }
 
 

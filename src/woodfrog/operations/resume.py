@@ -146,6 +146,7 @@ class Resume:
             "state": TargetState.RUNNING,
             "phases": dict(self.runner.times),
             "bytes": self._data.size_bytes,
+            "visit": self._target.visit.to_dict(),
         }
 
     def release(self) -> None:

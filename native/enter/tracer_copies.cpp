@@ -1,0 +1,108 @@
+// The tracer's part in what copies.hpp does: which thread makes the calls for it, and that all stand at its end.
+#include "tracer.hpp"
+
+#include <algorithm>
+#include <sys/ptrace.h>
+#include <unistd.h>
+
+#include "report.hpp"
+
+namespace woodfrog::enter {
+
+// A thread that stands for the first time. Those that the driver's threads start are the driver's.
+void Tracer::meet(pid_t tid, Thread &thread) {
+#if defined(__x86_64__)
+    user_regs_struct registers;
+    if (options_.threads.empty() || ptrace(PTRACE_GETREGS, tid, nullptr, &registers) != 0)
+        return;
+    thread.pointer = registers.fs_base;
+    copies_.add_driver(thread.pointer);
+#else
+    (void)tid, (void)thread;
+#endif
+}
+
+// It ended in the midst of a call that it made for us.
+void Tracer::lost(pid_t tid, int status) {
+    if (status != 0)
+        event(tid, status);
+    threads_.erase(tid);
+}
+
+#if defined(__x86_64__)
+
+namespace {
+
+// Of this process, not one that a thread of it has made in an unusual way.
+bool is_thread_of(pid_t pid, pid_t tid) {
+    return access(("/proc/" + std::to_string(pid) + "/task/" + std::to_string(tid)).c_str(), F_OK) == 0;
+}
+
+} // namespace
+
+// With a thread that stands behind a system call, or in one that our `interrupted` stop has ended.
+void Tracer::begin_copies(pid_t tid, bool interrupted) {
+    Context context;
+    if (!copies_.waits() || !is_thread_of(options_.pid, tid) ||
+        !(interrupted ? read_interrupted(tid, context) : read_context(tid, context)))
+        return;
+    copies_.begin([this, tid, &context](long number, const Arguments &arguments) {
+        if (!threads_.contains(tid))
+            return Outcome{.gone = true};
+        const Outcome outcome = make_call(options_.pid, tid, *chain_, context, number, arguments);
+        if (outcome.gone)
+            lost(tid, outcome.status);
+        return outcome;
+    });
+}
+
+// At the end every thread stands here, so that none is in code of ours when that is unmapped.
+void Tracer::hold(pid_t tid) {
+    user_regs_struct registers;
+    if (ptrace(PTRACE_GETREGS, tid, nullptr, &registers) == 0 && copies_.contains(registers.rip)) {
+        ptrace(PTRACE_SYSCALL, tid, nullptr, nullptr); // to its next system call, where it is interrupted again
+        return;
+    }
+    threads_[tid].held = true;
+    end_copies();
+}
+
+// Once all stand, one of them makes the calls. Without any thread what can be done without one.
+void Tracer::end_copies() {
+    if (!copies_.is_in() ||
+        !std::all_of(threads_.begin(), threads_.end(), [](const auto &one) { return one.second.held; }))
+        return;
+    Context context;
+    const auto worker = std::find_if(threads_.begin(), threads_.end(), [this, &context](const auto &one) {
+        return is_thread_of(options_.pid, one.first) && read_interrupted(one.first, context);
+    });
+    if (worker == threads_.end() && !threads_.empty()) {
+        threads_.begin()->second.held = false;
+        ptrace(PTRACE_SYSCALL, threads_.begin()->first, nullptr, nullptr);
+        return;
+    }
+    const pid_t tid = threads_.empty() ? 0 : worker->first;
+    copies_.end([this, tid, &context](long number, const Arguments &arguments) {
+        if (!threads_.contains(tid))
+            return Outcome{.gone = true};
+        const Outcome outcome = make_call(options_.pid, tid, *chain_, context, number, arguments);
+        if (outcome.gone)
+            lost(tid, outcome.status);
+        return outcome;
+    });
+    std::vector<pid_t> standing;
+    for (const auto &[one, thread] : threads_)
+        standing.push_back(one);
+    for (const pid_t one : standing)
+        go_on(one, 0);
+}
+
+#else
+
+void Tracer::begin_copies(pid_t, bool) {}
+void Tracer::hold(pid_t) {}
+void Tracer::end_copies() {}
+
+#endif
+
+} // namespace woodfrog::enter

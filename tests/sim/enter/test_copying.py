@@ -1,0 +1,245 @@
+"""Threads of woodfrog-enter help a driver that is not ours with its copies, and nothing of them stays behind."""
+
+from __future__ import annotations
+
+import os
+import platform
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from copier import ROUND_BYTES, Copier, has_code
+
+from woodfrog.driver.entering import Copies, Entered
+
+pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="woodfrog-enter enters x86-64 processes only")
+
+HELPERS = 3
+DEADLINE_S = 30.0
+# In the order in which they are come to (native/enter/copies.cpp). Coming: mapped, code and control written, code made
+# executable, control cleared in children, one thread made, all made, the driver's reference led to them, all run.
+# Going: told to end, ended, nobody in the code, unmapped.
+COMING = [
+    "copy_mapped",
+    "copy_written",
+    "copy_is_code",
+    "copy_wiped",
+    "copy_first_thread",
+    "copy_threads",
+    "copy_led",
+    "copy_running",
+]
+GOING = ["copy_go_home", "copy_home", "copy_quiet", "copy_unmapped"]
+# Of each system call that a thread makes for us (chain.cpp); the first of them is the mapping.
+CALLING = ["frame_written", "call_set", "signals_held", "call_entered", "call_made", "signals_back"]
+
+
+def visit(target: Copier, helpers: int = HELPERS) -> Entered:
+    return Entered(target.pid, [target.thread], populate_threads=0, copy_threads=helpers)
+
+
+def shared(visitor: Entered) -> Copies:
+    (copies,) = visitor.visit.copies
+    return copies
+
+
+def wait_until(found: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not found():
+        assert time.monotonic() < deadline, f"no {what}"
+        os.sched_yield()
+
+
+def test_the_drivers_copies_are_shared_and_nothing_stays(copier: Callable[..., Copier]) -> None:
+    target = copier()
+    for _ in range(3):
+        with visit(target) as visitor:
+            assert target.helpers() == HELPERS
+            assert target.has_code()
+            target.check()
+        copies = shared(visitor)
+        assert copies.reason == ""
+        assert copies.threads == HELPERS
+        # Helpers without a processor are left out after four copies.
+        assert copies.copied_bytes == ROUND_BYTES or copies.slow
+        assert copies.copies >= 4
+        assert visitor.visit.reason == ""
+        target.check_clean()
+
+
+def test_only_the_drivers_threads_copies_are_shared(copier: Callable[..., Copier]) -> None:
+    target = copier()
+    with visit(target) as visitor:
+        assert target.ask("o") == "right"
+    assert shared(visitor) == Copies("checkpoint", threads=HELPERS)
+    target.check_clean()
+
+
+def test_overlapping_memory_is_copied_as_the_c_library_does(copier: Callable[..., Copier]) -> None:
+    target = copier()
+    assert target.ask("v") == "right"
+    with visit(target):
+        assert target.ask("v") == "right"
+    target.check_clean()
+
+
+def test_a_reference_that_is_resolved_already_is_as_good(copier: Callable[..., Copier]) -> None:
+    target = copier()
+    target.check()
+    with visit(target) as visitor:
+        target.check()
+    assert shared(visitor).copies >= 4
+    target.check_clean()
+
+
+@pytest.mark.parametrize("point", CALLING + COMING + GOING)
+def test_killed_anywhere_the_process_goes_on_and_the_next_visit_cleans_up(
+    copier: Callable[..., Copier], monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    target = copier()
+    monkeypatch.setenv("WOODFROG_ENTER_FAULT", point)
+    with visit(target) as visitor:
+        assert visitor._process is not None
+        if point not in GOING:
+            assert visitor._process.wait(10) == -signal.SIGKILL, "the point was not come to"
+        target.check()
+    assert visitor._process.returncode == -signal.SIGKILL, "the point was not come to"
+    assert shared(visitor).reason == "woodfrog-enter was killed"
+    assert target.tracers() == {"0"}
+    target.check()
+    monkeypatch.delenv("WOODFROG_ENTER_FAULT")
+    with visit(target) as second:
+        target.check()
+    assert shared(second).reason == ""
+    assert shared(second).copies >= 4
+    target.check_clean()
+
+
+@pytest.mark.parametrize("point", ["copy_mapped", "copy_threads", "copy_running"])
+def test_a_visit_that_is_not_to_copy_cleans_up_as_well(
+    copier: Callable[..., Copier], monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    target = copier()
+    monkeypatch.setenv("WOODFROG_ENTER_FAULT", point)
+    with visit(target) as visitor:
+        assert visitor._process is not None
+        visitor._process.wait(10)
+    assert target.has_code()
+    monkeypatch.delenv("WOODFROG_ENTER_FAULT")
+    with visit(target, helpers=0) as second:
+        pass
+    assert second.visit.copies == []
+    target.check_clean()
+
+
+@pytest.mark.parametrize("way", [signal.SIGTERM, signal.SIGKILL])
+def test_it_may_end_in_the_middle_of_copies(copier: Callable[..., Copier], way: signal.Signals) -> None:
+    target = copier()
+    with visit(target) as visitor:
+        target.order("b")
+        assert visitor._process is not None
+        for _ in range(4):
+            target.ask("o")  # about so long
+        visitor._process.send_signal(way)
+        visitor._process.wait(DEADLINE_S)
+        target.ask("o")
+        target.order("e")
+        assert target.line() == "right"
+    if way == signal.SIGKILL:
+        assert target.has_code()
+        with visit(target):
+            pass
+    target.check_clean()
+
+
+def test_visits_in_the_middle_of_copies(copier: Callable[..., Copier]) -> None:
+    """They come and go while the driver copies without end."""
+    target = copier()
+    target.order("b")
+    for _ in range(5):
+        with visit(target) as visitor:
+            target.ask("o")
+        assert shared(visitor).reason == ""
+        assert not target.has_code()
+    target.order("e")
+    assert target.line() == "right"
+    target.check_clean()
+
+
+def test_a_child_that_is_forked_meanwhile_copies_alone(copier: Callable[..., Copier]) -> None:
+    target = copier()
+    with visit(target) as visitor:
+        target.order("b")
+        answers = [target.ask("f").split() for _ in range(3)]
+        target.order("e")
+        assert target.line() == "right"
+    assert [(words[0], words[2]) for words in answers] == [("child", "right")] * 3
+    assert shared(visitor).copies >= 4
+    target.check_clean()
+    # The code is in the children still; a visit takes it out there as well.
+    for child in (int(words[1]) for words in answers):
+        assert has_code(child)
+        with Entered(child, [child], populate_threads=0, copy_threads=0) as cleaning:
+            pass
+        assert [(one["reason"], one["cleaned"]) for one in cleaning.named("copies")] == [("", True)]
+        assert not has_code(child)
+        assert len(list(Path(f"/proc/{child}/task").iterdir())) == 1
+
+
+def test_a_filter_that_forbids_threads_is_obeyed(copier: Callable[..., Copier]) -> None:
+    target = copier()
+    assert target.ask("s") == "right"
+    with visit(target) as visitor:
+        target.check()
+    assert "gets no threads" in shared(visitor).reason
+    assert shared(visitor).copies == 0
+    target.check_clean()
+
+
+def test_a_reference_that_is_read_only_is_left_alone(copier: Callable[..., Copier]) -> None:
+    target = copier(read_only=True)
+    with visit(target) as visitor:
+        target.check()
+    assert "read-only" in shared(visitor).reason
+    target.check_clean()
+
+
+def test_a_process_without_a_driver_is_left_alone(mapper: Callable[..., object]) -> None:
+    target = mapper(80)
+    with Entered(target.pid, [target.thread], populate_threads=0, copy_threads=2) as visitor:  # type: ignore[attr-defined]
+        target.check()  # type: ignore[attr-defined]
+    assert "no libcuda" in shared(visitor).reason
+    target.check_free()  # type: ignore[attr-defined]
+
+
+def test_without_the_drivers_thread_nothing_is_shared(copier: Callable[..., Copier]) -> None:
+    target = copier()
+    with Entered(target.pid, populate_threads=0, copy_threads=2) as visitor:
+        target.check()
+    assert "does not name" in shared(visitor).reason
+    target.check_clean()
+
+
+def test_a_target_that_is_killed_meanwhile_is_told(copier: Callable[..., Copier]) -> None:
+    target = copier()
+    with visit(target) as visitor:
+        target.order("b")
+        target.process.kill()
+        target.process.wait(DEADLINE_S)
+    assert "ended meanwhile" in visitor.visit.reason
+
+
+def test_a_process_that_is_stopped_meanwhile_stays_stopped(copier: Callable[..., Copier]) -> None:
+    target = copier()
+    states = lambda: {  # noqa: E731
+        status.read_text().split("State:\t")[1][0] for status in Path(f"/proc/{target.pid}/task").glob("*/status")
+    }
+    with visit(target) as visitor:
+        os.kill(target.pid, signal.SIGSTOP)
+        wait_until(lambda: states() <= {"T", "t"}, "stop")
+    assert shared(visitor).reason == ""
+    wait_until(lambda: states() == {"T"}, "stop of all")
+    os.kill(target.pid, signal.SIGCONT)
+    target.check_clean()

@@ -1,0 +1,126 @@
+"""WOODFROG_ENTER_COPIES: threads help with the driver's copies in targets that woodfrog did not start, and go again."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from copier import has_code
+from product import Product, Stepper
+
+MIB = 1 << 20
+STATE_BYTES = 48 * MIB + 4096 * 3  # its last copy is no whole piece, and too small to be shared
+SHARED_BYTES = 48 * MIB
+HELPERS = 2
+ENVIRONMENT = {
+    "WOODFROG_SIMGPU_CONTROL_STATE": str(STATE_BYTES),
+    "WOODFROG_SIMGPU_ONE_MAPPING": "1",
+    "WOODFROG_ENTER_COPIES": str(HELPERS),
+}
+
+pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="woodfrog-enter enters x86-64 processes only")
+
+
+@pytest.fixture
+def product(make_product: Callable[..., Product]) -> Product:
+    return make_product(environment=dict(ENVIRONMENT))
+
+
+def helping_threads(target: Stepper) -> int:
+    names = [(task / "comm").read_text().strip() for task in Path(f"/proc/{target.pid}/task").iterdir()]
+    return names.count("woodfrog-copy")
+
+
+def check_clean(target: Stepper) -> None:
+    assert helping_threads(target) == 0
+    assert not has_code(target.pid)
+
+
+def check_shared(visit: dict[str, Any], *steps: str) -> None:
+    """The copies of each step were shared; all of them, unless helpers had no processor here."""
+    assert [one["step"] for one in visit["copies"]] == list(steps)
+    for one in visit["copies"]:
+        assert one["reason"] == ""
+        assert one["threads"] == HELPERS
+        assert one["copied_bytes"] == SHARED_BYTES or (one["slow"] and one["copies"] >= 4)
+
+
+def test_suspend_and_resume(product: Product) -> None:
+    target = product.run("--idle-kib", "20000", managed=False)
+    for _ in range(2):
+        out = product.call("suspend", target=target.pid)
+        check_shared(out["visit"], "checkpoint")
+        assert len(out["visit"]["mappings"]) == 1
+        check_clean(target)
+        back = product.call("resume", target=target.pid)
+        check_shared(back["visit"], "restore")
+        check_clean(target)
+        target.wait_steps(1)
+    target.check_runs_right()
+
+
+def test_a_checkpoint_that_runs_on(product: Product) -> None:
+    target = product.run("--threads", "2", "--idle-kib", "3000", managed=False)
+    for _ in range(2):
+        check_shared(product.checkpoint(target)["visit"], "checkpoint", "restore")
+        check_clean(target)
+    target.check_runs_right()
+
+
+def test_an_image_and_a_new_process_from_it(product: Product) -> None:
+    target = product.run("--idle-kib", "3000", managed=False)
+    for _ in range(2):
+        stopped = product.checkpoint(target, stop=True)
+        check_shared(stopped["visit"], "checkpoint")
+        result = product.call("restore", image=stopped["image"], store=str(product.store_path))
+        check_shared(result["visit"], "restore")
+        target = product.restored(result, target.log)
+        check_clean(target)
+        target.wait_steps(1)
+    target.check_runs_right()
+
+
+@pytest.mark.parametrize("point", ["copy_mapped", "copy_threads", "copy_running", "copy_go_home", "copy_quiet"])
+def test_what_a_killed_visitor_left_goes_into_the_image_and_harms_nobody(
+    make_product: Callable[..., Product], point: str
+) -> None:
+    """Every visit is killed at the same point: those before the dump, and beside the driver's restore of it."""
+    product = make_product(environment={**ENVIRONMENT, "WOODFROG_ENTER_FAULT": point})
+    target = product.run("--idle-kib", "3000", managed=False)
+    stopped = product.checkpoint(target, stop=True)
+    assert stopped["visit"]["copies"][0]["reason"] == "woodfrog-enter was killed"
+    restored = product.restore(stopped["image"], target.log)
+    assert has_code(restored.pid)
+    restored.check_runs_right()
+
+
+def test_what_is_in_an_image_is_taken_out_by_the_next_visit(make_product: Callable[..., Product]) -> None:
+    product = make_product(environment={**ENVIRONMENT, "WOODFROG_ENTER_FAULT": "copy_running"})
+    target = product.run("--idle-kib", "3000", managed=False)
+    stopped = product.checkpoint(target, stop=True)
+    product.call("stop")
+    product.environment.pop("WOODFROG_ENTER_FAULT")
+    result = product.call("restore", image=stopped["image"], store=str(product.store_path))
+    check_shared(result["visit"], "restore")
+    restored = product.restored(result, target.log)
+    check_clean(restored)
+    restored.check_runs_right()
+
+
+@pytest.mark.parametrize("setting", ["0", "many", ""])
+def test_by_default_nobody_helps(make_product: Callable[..., Product], setting: str) -> None:
+    environment = {**ENVIRONMENT, "WOODFROG_ENTER_COPIES": setting}
+    product = make_product(environment=environment)
+    target = product.run("--idle-kib", "3000", managed=False)
+    assert product.call("suspend", target=target.pid)["visit"]["copies"] == []
+    assert product.call("resume", target=target.pid)["visit"]["copies"] == []
+    target.check_runs_right()
+
+
+def test_a_target_of_ours_is_not_entered(product: Product) -> None:
+    target = product.run("--idle-kib", "3000")
+    assert product.checkpoint(target, cpu=False)["visit"]["copies"] == []
+    target.check_runs_right()

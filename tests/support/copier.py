@@ -1,0 +1,80 @@
+"""A process whose driver copies on a thread of its own, on demand (tests/sim/enter/copier.cpp)."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+MIB = 1 << 20
+# Of one round: 32 pieces of 2 MiB but for the last words, saved and loaded.
+ROUND_BYTES = 2 * (64 * MIB - 517 * 8)
+PLACE = 0x1F0DF4060000  # where woodfrog-enter puts its code (native/enter/blob/layout.hpp)
+
+
+class Copier:
+    """tests/sim/enter/copier.cpp as a process; see there."""
+
+    def __init__(self, program: Path, driver: Path) -> None:
+        self.process = subprocess.Popen(
+            [str(program), str(driver)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        words = self.line().split()
+        assert words[0] == "ready", words
+        self.pid, self.thread = int(words[1]), int(words[2])
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def order(self, letter: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(letter)
+        self.process.stdin.flush()
+
+    def ask(self, letter: str) -> str:
+        """One order, and its answer."""
+        self.order(letter)
+        return self.line()
+
+    def check(self) -> None:
+        """A round of the driver's copies, every byte compared."""
+        assert self.ask("c") == "right"
+
+    def helpers(self) -> int:
+        """Threads of woodfrog-enter in it."""
+        names = [(task / "comm").read_text().strip() for task in Path(f"/proc/{self.pid}/task").iterdir()]
+        return names.count("woodfrog-copy")
+
+    def tracers(self) -> set[str]:
+        """What traces its threads; "0": nobody."""
+        return {
+            line.split()[1]
+            for status in Path(f"/proc/{self.pid}/task").glob("*/status")
+            for line in status.read_text().splitlines()
+            if line.startswith("TracerPid:")
+        }
+
+    def has_code(self) -> bool:
+        """Whether anything of woodfrog-enter is mapped."""
+        return has_code(self.pid)
+
+    def check_clean(self) -> None:
+        """Nothing of woodfrog-enter is in it, nobody traces it, and a round is right."""
+        assert self.helpers() == 0
+        assert not self.has_code()
+        assert self.tracers() == {"0"}
+        self.check()
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait(30)
+        for stream in (self.process.stdin, self.process.stdout):
+            if stream is not None:
+                stream.close()
+
+
+def has_code(pid: int) -> bool:
+    """Whether anything of woodfrog-enter is mapped in a process."""
+    maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    begins = [int(line.partition("-")[0], 16) for line in maps]
+    return any(PLACE <= begin < PLACE + 16 * MIB for begin in begins)
