@@ -67,11 +67,12 @@ Frame frame_of(const Context &context, const Chain &chain, std::uintptr_t floats
     to.r8 = from.r8, to.r9 = from.r9, to.r10 = from.r10, to.r11 = from.r11;
     to.r12 = from.r12, to.r13 = from.r13, to.r14 = from.r14, to.r15 = from.r15;
     to.rdi = from.rdi, to.rsi = from.rsi, to.rbp = from.rbp, to.rbx = from.rbx;
-    to.rdx = from.rdx, to.rax = from.rax, to.rcx = from.rcx, to.rsp = from.rsp;
+    to.rdx = from.rdx, to.rcx = from.rcx, to.rsp = from.rsp;
     to.rip = from.rip, to.rflags = from.eflags;
     to.cs = static_cast<std::uint16_t>(from.cs);
     to.ss = static_cast<std::uint16_t>(from.ss);
     to.floats = floats;
+    to.rax = context.begins_anew.value_or(from.rax);
     frame.signal_mask = context.signal_mask;
     return frame;
 }
@@ -137,6 +138,8 @@ bool read_interrupted(pid_t tid, Context &context) {
     // As the kernel does when it finds no signal (arch_do_signal_or_restart).
     const auto result = static_cast<std::int64_t>(registers.rax);
     if (result == restart_by_block || (result <= restart_system && result >= restart_no_handler)) {
+        if (result == restart_by_block)
+            context.begins_anew = registers.orig_rax;
         registers.rax = result == restart_by_block ? SYS_restart_syscall : registers.orig_rax;
         registers.rip -= 2; // the instruction `syscall`
     }

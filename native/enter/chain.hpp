@@ -35,6 +35,9 @@ struct Context {
     user_regs_struct registers{};
     user_fpregs_struct floats{};
     std::uint64_t signal_mask = 0;
+    // Of a call with a time limit that was interrupted: its number. A signal return makes the kernel forget how far it
+    // was, so a thread that is let go in the middle begins it anew.
+    std::optional<std::uint64_t> begins_anew;
 };
 
 // Of a thread in a ptrace stop of ours; false when the kernel does not tell.

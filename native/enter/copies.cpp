@@ -298,7 +298,7 @@ std::string Copies::send_home() {
     if (read_memory(pid_, control(0), &last, sizeof last)) {
         copies_ = last.copies;
         copied_bytes_ = last.copied_bytes;
-        slow_ = last.slow != 0;
+        slow_copies_ = last.slow_copies;
     }
     return "";
 }
@@ -315,12 +315,12 @@ void Copies::find_threads() {
         if (!wait_for_stop(tid, status))
             continue;
         user_regs_struct registers;
-        if (ptrace(PTRACE_GETREGS, tid, nullptr, &registers) == 0 && contains(registers.rip)) {
+        // Of a thread that is none of ours it may have stopped for a signal.
+        const std::intptr_t signal = status >> 16 == 0 ? WSTOPSIG(status) : 0;
+        const bool ours = ptrace(PTRACE_GETREGS, tid, nullptr, &registers) == 0 && contains(registers.rip);
+        if (ours)
             helpers_.push_back(tid);
-            ptrace(PTRACE_CONT, tid, nullptr, nullptr);
-        } else {
-            ptrace(PTRACE_DETACH, tid, nullptr, nullptr);
-        }
+        ptrace(ours ? PTRACE_CONT : PTRACE_DETACH, tid, nullptr, reinterpret_cast<void *>(signal));
     }
 }
 
@@ -394,7 +394,7 @@ void Copies::tell() const {
         .add("threads", static_cast<std::uint64_t>(threads_))
         .add("copies", copies_)
         .add("copied_bytes", copied_bytes_)
-        .add_raw("slow", slow_ ? "true" : "false")
+        .add("slow_copies", slow_copies_)
         .add_raw("cleaned", cleaned_ ? "true" : "false")
         .add("reason", reason_)
         .send();

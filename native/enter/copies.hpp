@@ -78,10 +78,9 @@ class Copies {
     std::vector<pid_t> helpers_;
     std::vector<std::uint64_t> drivers_;
     std::string reason_;
-    std::size_t threads_ = 0; // that helped
-    std::uint64_t copies_ = 0, copied_bytes_ = 0;
-    bool slow_ = false;
-    bool cleaned_ = false; // something was left, and is gone
+    std::size_t threads_ = 0;                                       // that helped
+    std::uint64_t copies_ = 0, copied_bytes_ = 0, slow_copies_ = 0; // that were shared
+    bool cleaned_ = false;                                          // something was left, and is gone
 };
 
 #else

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 from pathlib import Path
 
@@ -42,8 +43,7 @@ class Copier:
 
     def helpers(self) -> int:
         """Threads of woodfrog-enter in it."""
-        names = [(task / "comm").read_text().strip() for task in Path(f"/proc/{self.pid}/task").iterdir()]
-        return names.count("woodfrog-copy")
+        return helping_threads(self.pid)
 
     def tracers(self) -> set[str]:
         """What traces its threads; "0": nobody."""
@@ -71,6 +71,15 @@ class Copier:
         for stream in (self.process.stdin, self.process.stdout):
             if stream is not None:
                 stream.close()
+
+
+def helping_threads(pid: int) -> int:
+    """How many threads of woodfrog-enter a process has; its own may end meanwhile."""
+    found = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):
+            found += (task / "comm").read_text() == "woodfrog-copy\n"
+    return found
 
 
 def has_code(pid: int) -> bool:

@@ -46,9 +46,10 @@ constexpr std::size_t piece_bytes = std::size_t{128} << 10;
 // The driver's copies come some ten microseconds after one another: so long a helper looks for the next one.
 constexpr std::uint64_t patience_us = 100;
 // Where helpers have no processor the driver waits for the piece that one has begun. Slower than this is slower than
-// alone.
+// alone. Memory that is not there yet is slow too, but not for long: so after some copies it is tried again.
 constexpr std::size_t least_bytes_per_us = 2000;
 constexpr std::uint32_t most_slow_copies = 4;
+constexpr std::uint32_t pause_copies = 32;
 
 Control &control() {
     return *reinterpret_cast<Control *>(reinterpret_cast<std::uint64_t>(&wf_header) + wf_header.code_bytes);
@@ -120,10 +121,14 @@ bool is_drivers_thread(const Control &all) {
 bool copy_together(Control &all, std::uint8_t *to, const std::uint8_t *from, std::size_t size) {
     const std::size_t count = (size + piece_bytes - 1) / piece_bytes;
     if (size < least_bytes || count > 0xffff || __atomic_load_n(&all.helping, __ATOMIC_RELAXED) == 0 ||
-        __atomic_load_n(&all.slow, __ATOMIC_RELAXED) >= most_slow_copies || address(to) - address(from) < size ||
-        address(from) - address(to) < size || !is_drivers_thread(all) ||
+        address(to) - address(from) < size || address(from) - address(to) < size || !is_drivers_thread(all) ||
         __atomic_exchange_n(&all.busy, 1, __ATOMIC_ACQUIRE) != 0)
         return false;
+    if (all.pause > 0) {
+        all.pause--;
+        __atomic_store_n(&all.busy, 0, __ATOMIC_RELEASE);
+        return false;
+    }
     const std::uint64_t begun = ticks();
     all.to = address(to);
     all.from = address(from);
@@ -142,10 +147,15 @@ bool copy_together(Control &all, std::uint8_t *to, const std::uint8_t *from, std
         else
             system_call(__NR_sched_yield); // a helper has no processor, perhaps because this loop has it
     }
-    if (us_since(begun) > size / least_bytes_per_us)
-        __atomic_fetch_add(&all.slow, 1, __ATOMIC_RELAXED);
-    __atomic_fetch_add(&all.copies, 1, __ATOMIC_RELAXED);
-    __atomic_fetch_add(&all.copied_bytes, size, __ATOMIC_RELAXED);
+    const bool slow = us_since(begun) > size / least_bytes_per_us;
+    all.slow = slow ? all.slow + 1 : 0;
+    if (all.slow == most_slow_copies) {
+        all.slow--;
+        all.pause = pause_copies;
+    }
+    all.slow_copies += slow ? 1 : 0;
+    all.copies++;
+    all.copied_bytes += size;
     __atomic_store_n(&all.busy, 0, __ATOMIC_RELEASE);
     return true;
 }

@@ -52,10 +52,12 @@ struct Control {
     std::uint32_t woken; // counts the copies, for helpers that sleep
     std::uint32_t asleep;
     std::uint32_t helping; // threads that take pieces
-    std::uint32_t slow;    // copies that took longer than alone
+    std::uint32_t slow;    // shared copies one after the other that took longer than alone
+    std::uint32_t pause;   // copies that are not shared for that
     std::uint32_t within;  // threads inside the replacement for memcpy
     std::uint32_t installed;
-    std::uint64_t copies, copied_bytes; // that were shared
+    std::uint32_t unused;
+    std::uint64_t copies, copied_bytes, slow_copies; // that were shared
 };
 static_assert(sizeof(Control) <= page_bytes);
 

@@ -56,7 +56,7 @@ class Copies:
     threads: int = 0
     copies: int = 0  # that were shared
     copied_bytes: int = 0
-    slow: bool = False  # helpers had no processor in some of them
+    slow_copies: int = 0  # of them, slower than alone: after some in a row the next ones are not shared
     reason: str = ""
 
 
@@ -209,7 +209,7 @@ class Entered:
 
     def _copied(self, late: bool) -> Copies:
         if told := self.named("copies"):
-            kept = {name: told[0][name] for name in ("threads", "copies", "copied_bytes", "slow", "reason")}
+            kept = {name: told[0][name] for name in ("threads", "copies", "copied_bytes", "slow_copies", "reason")}
             return Copies(self._step, **kept)
         if late:
             return Copies(self._step, reason="woodfrog-enter did not end by itself")
