@@ -12,9 +12,15 @@ woodfrog-enter beside it (native/enter), in turns. Its memory is checked on the 
 the ways of populating, both with every system call recorded (rows `where the time went`), two processes side by side,
 and the same through `woodfrog suspend` and `resume`.
 
+The same process, with threads in it that help with the driver's copies (rows `unmanaged copies`): `populate + copies 4`
+(in both directions), `populate` (as above), `the driver alone`, in turns and in this order. With `--copies-only` that
+is all.
+
 * control_checkpoint_ms, control_restore_ms                     with, of the empty context; …_without_ms, …_driver_ms
 * torch_control_checkpoint_ms, torch_control_restore_ms         of PyTorch, likewise
 * image_stall_file_ms, image_restore_file_ms                   of an image with the control state; …_private_ms
+* copies_checkpoint_s, copies_restore_s                         populate + copies 4; populate_…, alone_… the other ways
+* copies_checkpoint_speedup, copies_restore_speedup             the driver alone over populate + copies 4
 * unmanaged_checkpoint_speedup, unmanaged_restore_speedup       the driver alone over the driver with woodfrog-enter
 
 On a machine without a GPU: put the simulated driver's folder into LD_LIBRARY_PATH and use --quick.
@@ -159,16 +165,19 @@ def images(results: harness.Results, arguments: Any) -> None:
 # ── processes that we did not start ─────────────────────────────────────────────────────────────────────────────────
 
 
-def cycle(pid: int, entered: Entered | None) -> driver_baseline.DriverCycle:
-    """One cycle by the driver; with `entered` beside its checkpoint, whose begin and end count as the checkpoint's."""
-    if entered is None:
-        return driver_baseline.driver_cycle(pid)
+def cycle(pid: int, entered: Entered | None, restore: Entered | None = None) -> driver_baseline.DriverCycle:
+    """One cycle by the driver; with `entered` beside its checkpoint, whose begin and end count as the checkpoint's, and
+    `restore` beside its restore."""
     lock_s = driver_baseline.driver_lock(pid)
     begin_s = time.perf_counter()
-    with entered:
+    with entered or contextlib.nullcontext():
         driver_baseline.driver_checkpoint(pid)
     checkpoint_s = time.perf_counter() - begin_s
-    return driver_baseline.DriverCycle(lock_s, checkpoint_s, *driver_baseline.driver_in(pid))
+    begin_s = time.perf_counter()
+    with restore or contextlib.nullcontext():
+        _, unlock_s = driver_baseline.driver_in(pid)
+    restore_s = time.perf_counter() - begin_s - unlock_s
+    return driver_baseline.DriverCycle(lock_s, checkpoint_s, restore_s, unlock_s)
 
 
 def members(one: driver_baseline.DriverCycle, entered: Entered | None) -> dict[str, Any]:
@@ -241,6 +250,57 @@ def unmanaged(results: harness.Results, budget: harness.Budget, arguments: Any) 
             through_the_daemon(results, target)
 
 
+COPY_THREADS = 4
+
+
+def copies(results: harness.Results, budget: harness.Budget, arguments: Any) -> None:
+    """Ways of one process in turns, the most helped first; the first cycle of all is not counted."""
+    ways: dict[str, tuple[str, bool, int]] = {  # in rows: in the summary, populated, threads that help
+        f"populate + copies {COPY_THREADS}": ("copies", True, COPY_THREADS),
+        "populate": ("populate", True, 0),
+        "the driver alone": ("alone", False, 0),
+    }
+    ways |= {f"populate + copies {count}": (f"copies_{count}", True, count) for count in arguments.copy_threads}
+    options = ["--state-gib", str(arguments.state_gib)]
+    seen: dict[str, list[driver_baseline.DriverCycle]] = {way: [] for way in ways}
+    with target_process.plain("fill_state", options, arguments.work, "copies") as target:
+        target.wait_start(timeout_s=120)
+        target.wait_more_steps(2)
+        threads = driver_threads(target.pid)
+
+        def one(way: str, repetition: int) -> driver_baseline.DriverCycle:
+            _, populated, helpers = ways[way]
+            out = Entered(target.pid, threads, copy_threads=helpers) if populated else None
+            back = Entered(target.pid, threads, populate_threads=0, copy_threads=helpers, step="restore")
+            taken = cycle(target.pid, out, back if helpers else None)
+            check(target)
+            results.add(
+                kind="unmanaged copies", way=way, repetition=repetition, state_gib=arguments.state_gib,
+                restore_visit=back.visit.to_dict() if helpers else {}, **members(taken, out),
+            )  # fmt: skip
+            return taken
+
+        one(next(iter(ways)), 0)  # touches the memory first
+        repetitions = arguments.repetitions if arguments.copies_only else min(2, arguments.repetitions)
+        for repetition in range(1, repetitions + 1):
+            for way, taken in seen.items():
+                # What a cycle of this way took before; of the driver alone nothing is known at first: 16 s were seen.
+                last = taken[-1].checkpoint_s + taken[-1].restore_s if taken else arguments.state_gib
+                if budget.allows(1.3 * last):
+                    taken.append(one(way, repetition))
+                    summarize_copies(results, ways[way][0], taken)
+
+
+def summarize_copies(results: harness.Results, name: str, taken: list[driver_baseline.DriverCycle]) -> None:
+    """The medians so far of one way, and of what they are compared with if that is there."""
+    for what in ("checkpoint", "restore"):
+        spread = harness.Spread.of(getattr(one, f"{what}_s") for one in taken)
+        results.summary |= spread.members(f"{name}_{what}_s")
+        alone, helped = (results.summary.get(f"{one}_{what}_s") for one in ("alone", "copies"))
+        if alone and helped:
+            results.summary[f"copies_{what}_speedup"] = alone / helped
+
+
 def attribute(results: harness.Results, way: str, entered: Entered, begin_s: float) -> None:
     """Rows of the system calls that took longest, if they were recorded."""
     seen = driver_calls.within(driver_calls.read_calls(entered.events), begin_s, time.monotonic())
@@ -295,6 +355,8 @@ def main() -> int:
     parser.add_argument("--repetitions", type=int, default=5, help="pairs of cycles of that process")
     parser.add_argument("--control-repetitions", type=int, default=7)
     parser.add_argument("--control-only", action="store_true", help="nothing but the control state, not recorded")
+    parser.add_argument("--copies-only", action="store_true", help="nothing but the rows `unmanaged copies`")
+    parser.add_argument("--copy-threads", nargs="*", type=int, default=[], help="further numbers of helpers for these")
     parser.add_argument("--helpers", nargs="*", type=int, default=[], help="$WOODFROG_CONTROL_COPIES of further ways")
     parser.add_argument("--image-repetitions", type=int, default=5)
     parser.add_argument("--no-torch", action="store_true", help="leave the PyTorch process out")
@@ -309,16 +371,20 @@ def main() -> int:
     results = harness.Results("driver_path")
     budget = harness.Budget(arguments.budget_s)
     failures = Failures()
-    with failures.kept(results, "control state"):
-        control(results, arguments, "empty", "fill_state", ["--state-gib", "0.002", "--buffers", "1"], "")
+    if not arguments.copies_only:
+        with failures.kept(results, "control state"):
+            control(results, arguments, "empty", "fill_state", ["--state-gib", "0.002", "--buffers", "1"], "")
     if not arguments.control_only:
+        with failures.kept(results, "unmanaged copies"):
+            copies(results, budget, arguments)
+    if not arguments.control_only and not arguments.copies_only:
         with failures.kept(results, "control state in images"):
             images(results, arguments)
         with failures.kept(results, "unmanaged"):
             unmanaged(results, budget, arguments)
         with failures.kept(results, "side by side"):
             side_by_side(results, arguments)
-    if not arguments.quick and not arguments.no_torch:
+    if not arguments.quick and not arguments.no_torch and not arguments.copies_only:
         with failures.kept(results, "control state of PyTorch"):
             options = ["--steps", "1000000", "--state-gib", "0.5"]
             control(results, arguments, "pytorch", "train_gpt2", options, "torch_")

@@ -77,8 +77,9 @@ void Line::send() {
 
 void fault_point(const char *name) {
     static const char *const wanted = std::getenv("WOODFROG_ENTER_FAULT");
+    static const char *const victim = std::getenv("WOODFROG_ENTER_FAULT_VICTIM");
     if (wanted != nullptr && std::strcmp(wanted, name) == 0)
-        raise(SIGKILL);
+        kill(victim != nullptr ? std::atoi(victim) : getpid(), SIGKILL);
 }
 
 } // namespace woodfrog::enter

@@ -30,7 +30,8 @@ class Line {
     std::string text_;
 };
 
-// Ends this process here, as SIGKILL would, if WOODFROG_ENTER_FAULT names the point: for tests.
+// Kills this process here, or the one that WOODFROG_ENTER_FAULT_VICTIM names, if WOODFROG_ENTER_FAULT names the point:
+// for tests.
 void fault_point(const char *name);
 
 } // namespace woodfrog::enter

@@ -221,12 +221,12 @@ class Entered:
             return "woodfrog-enter did not end by itself"
         if refused := self.named("refused"):
             return str(refused[0]["reason"])
+        if self.named("gone"):
+            return "it ended meanwhile"
         if not attached:
             return "its threads could not be stopped"
         if reason := attached[0].get("reason"):
             return str(reason)
-        if self.named("gone"):
-            return "it ended meanwhile"
         if self._enters and not mappings:
             return "no large mapping was seen in the driver's threads"
         if any(not one.huge for one in mappings):

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from woodfrog.driver.calls import Kind
+from woodfrog.driver.entering import Copies
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ class Trace:
     gpus: list[str] = field(default_factory=list)
     driver: str = ""
     entered: bool = False  # whether the driver was helped (driver/entering.py)
+    copies: list[Copies] = field(default_factory=list)  # that threads in the process helped with
     steps: list[Step] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     holdings: list[Holdings] = field(default_factory=list)

@@ -103,6 +103,8 @@ def _calls(trace: Trace) -> Iterator[str]:
     if not any(trace.calls.values()):
         return
     cost = f"{trace.stops} stops, {seconds(trace.stopped_s)}"
+    for helped in trace.copies:
+        yield f"{helped.threads} threads helped with {helped.copied_bytes / MIB:,.1f} MiB of the driver's copies."
     yield f"The driver's system calls, of {len(trace.threads)} threads (tracing cost {cost}):"
     for name, kinds in trace.calls.items():
         busy = [one for one in kinds if not one.waits]

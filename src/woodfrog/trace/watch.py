@@ -110,7 +110,10 @@ class _Watch:
     def run(self) -> Trace:
         before = self._hold("before")
         threads = [] if self._request.all_threads else driver_threads(self._pid)
-        visitor = Entered(self._pid, threads, populate_threads=None if self._request.help_driver else 0, record=True)
+        helped = None if self._request.help_driver else 0  # as the environment says, or not
+        visitor = Entered(
+            self._pid, threads, populate_threads=helped, copy_threads=helped, record=True, step="checkpoint, restore"
+        )
         try:
             with self._sampler.running(), visitor if self._request.calls else contextlib.nullcontext():
                 self._name_threads(visitor)
@@ -248,6 +251,7 @@ class _Watch:
 
     def _add_calls(self, visitor: Entered) -> None:
         seen = calls.read_calls(visitor.events)
+        self._trace.copies = visitor.visit.copies
         self._trace.stops, self._trace.stopped_s = visitor.visit.stops, visitor.visit.stopped_s
         long_calls = []
         for step in self._trace.steps:
@@ -281,6 +285,9 @@ class _Watch:
             self._unseen(f"the driver's system calls: {reason}")
         elif reason:
             self._unseen(f"not all of the driver's system calls: {reason}")
+        for one in visitor.visit.copies:
+            if one.reason:
+                self._unseen(f"copies that threads in the process help with: {one.reason}")
         if all(sample.gpu_bytes is None for sample in self._trace.samples):
             self._unseen("GPU memory of the process: NVML tells nothing about it here")
         elif not any(holding.listed for holding in self._trace.holdings):

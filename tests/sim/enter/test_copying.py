@@ -133,6 +133,23 @@ def test_killed_anywhere_the_process_goes_on_and_the_next_visit_cleans_up(
     target.check_clean()
 
 
+@pytest.mark.parametrize("point", CALLING + COMING + GOING)
+def test_a_target_that_is_killed_anywhere_is_told(
+    copier: Callable[..., Copier], monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    target = copier()
+    monkeypatch.setenv("WOODFROG_ENTER_FAULT", point)
+    monkeypatch.setenv("WOODFROG_ENTER_FAULT_VICTIM", str(target.pid))
+    with visit(target) as visitor:
+        if point not in GOING:
+            target.process.wait(DEADLINE_S)
+    target.process.wait(DEADLINE_S)
+    assert visitor._process is not None
+    assert visitor._process.returncode == 0
+    assert "ended meanwhile" in visitor.visit.reason
+    assert len(visitor.visit.copies) == 1
+
+
 @pytest.mark.parametrize("point", ["copy_mapped", "copy_threads", "copy_running"])
 def test_a_visit_that_is_not_to_copy_cleans_up_as_well(
     copier: Callable[..., Copier], monkeypatch: pytest.MonkeyPatch, point: str
@@ -181,6 +198,18 @@ def test_visits_in_the_middle_of_copies(copier: Callable[..., Copier]) -> None:
         assert not target.has_code()
     target.order("e")
     assert target.line() == "right"
+    target.check_clean()
+
+
+def test_visits_end_in_the_middle_of_other_threads_copies(copier: Callable[..., Copier]) -> None:
+    """Those go through the code as well, and it is not unmapped under them."""
+    target = copier()
+    for _ in range(20):
+        with visit(target, helpers=1) as visitor:
+            target.order("o")
+        assert shared(visitor).reason == ""
+        assert not target.has_code()
+        assert target.line() == "right"
     target.check_clean()
 
 

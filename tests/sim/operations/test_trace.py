@@ -125,6 +125,19 @@ def test_the_driver_is_helped_if_that_is_asked_for(product: Product) -> None:
     target.check_runs_right()
 
 
+@pytest.mark.skipif(not X86, reason="woodfrog-enter enters x86-64 processes only")
+def test_its_copies_are_helped_with_if_that_is_set(product: Product) -> None:
+    product.environment["WOODFROG_ENTER_COPIES"] = "2"
+    target = product.run("--idle-kib", "3000", managed=False)
+    assert finished(start_trace(product, target.pid))["copies"] == []
+    found = finished(start_trace(product, target.pid, "--help-driver"))
+    check_whole(found)
+    (copies,) = found["copies"]
+    assert copies["reason"] == ""
+    assert copies["copied_bytes"] == 2 * CONTROL_BYTES or copies["slow_copies"] >= 4
+    target.check_runs_right()
+
+
 def test_without_system_calls_nothing_is_stopped_and_that_is_said(product: Product) -> None:
     target = product.run("--idle-kib", "3000", managed=False)
     found = finished(start_trace(product, target.pid, "--no-calls"))
