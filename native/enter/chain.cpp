@@ -187,17 +187,15 @@ bool wait_for_call(pid_t tid, std::uintptr_t behind, Outcome &outcome) {
     for (;;) {
         if (ptrace(PTRACE_SYSCALL, tid, nullptr,
                    reinterpret_cast<void *>(static_cast<std::intptr_t>(pending_signal))) != 0 &&
-            errno != ESRCH)
+            errno != ESRCH) {
+            outcome.waited = Waited::lost;
             return false;
+        }
         pending_signal = 0;
-        int status = 0;
-        pid_t who = 0;
-        while ((who = waitpid(tid, &status, __WALL)) < 0 && errno == EINTR) {
-        }
-        if (who < 0 || WIFEXITED(status) || WIFSIGNALED(status)) {
-            outcome.status = who > 0 ? status : 0;
+        outcome.waited = wait_for(tid, outcome.status);
+        if (outcome.waited != Waited::stopped)
             return false;
-        }
+        const int status = outcome.status;
         if (WSTOPSIG(status) != (SIGTRAP | 0x80)) { // the stops of PTRACE_O_TRACESYSGOOD
             unsigned long started = 0;
             if (status >> 16 == 0)

@@ -17,6 +17,8 @@
 #include <sys/user.h>
 #endif
 
+#include "wait.hpp"
+
 namespace woodfrog::enter {
 
 // Where in a process the two pieces of code are that a chain needs. They are the C library's own.
@@ -52,8 +54,9 @@ using Arguments = std::array<std::uint64_t, 6>;
 // What became of a call.
 struct Outcome {
     bool made = false; // and `result` is what the kernel gave
-    bool gone = false; // the thread has ended, with `status` of waitpid (0: not known)
+    bool gone = false; // the thread has ended; `waited` and `status` tell how
     std::int64_t result = 0;
+    Waited waited = Waited::stopped;
     int status = 0;
     pid_t started = 0; // the thread that the call started, by our numbers
 };

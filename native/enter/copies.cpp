@@ -55,14 +55,6 @@ std::string cannot(const char *what, std::int64_t error) {
     return std::string(what) + ": " + std::strerror(static_cast<int>(-error));
 }
 
-// Until the thread stops or ends; false when it has ended.
-bool wait_for_stop(pid_t tid, int &status) {
-    pid_t who = 0;
-    while ((who = waitpid(tid, &status, __WALL)) < 0 && errno == EINTR) {
-    }
-    return who == tid && WIFSTOPPED(status);
-}
-
 } // namespace
 
 Copies::Copies(pid_t pid, unsigned threads)
@@ -222,7 +214,7 @@ pid_t Copies::start(const Caller &caller, unsigned number, bool leads, int &erro
         error = result_of(outcome) < 0 ? static_cast<int>(-result_of(outcome)) : ESRCH;
         return 0;
     }
-    return wait_for_stop(outcome.started, status) ? outcome.started : 0;
+    return wait_for(outcome.started, status) == Waited::stopped ? outcome.started : 0;
 }
 
 // The threads run, and the first has led the driver's reference to our code once it makes its first system call.
@@ -233,8 +225,8 @@ std::string Copies::lead() {
     int status = 0;
     for (bool there = false; !there;) {
         ptrace(PTRACE_SYSCALL, first, nullptr, nullptr);
-        if (!wait_for_stop(first, status)) {
-            event(first, status);
+        if (wait_for(first, status) != Waited::stopped) {
+            std::erase(helpers_, first);
             return "it ended meanwhile";
         }
         __ptrace_syscall_info info{};
@@ -312,7 +304,7 @@ void Copies::find_threads() {
             continue;
         ptrace(PTRACE_INTERRUPT, tid, nullptr, nullptr);
         int status = 0;
-        if (!wait_for_stop(tid, status))
+        if (wait_for(tid, status) != Waited::stopped)
             continue;
         user_regs_struct registers;
         // Of a thread that is none of ours it may have stopped for a signal.
@@ -325,7 +317,7 @@ void Copies::find_threads() {
 }
 
 void Copies::wait_for_end(pid_t tid) {
-    for (int status = 0; wait_for_stop(tid, status);)
+    for (int status = 0; wait_for(tid, status) == Waited::stopped;)
         ptrace(PTRACE_CONT, tid, nullptr, nullptr);
 }
 

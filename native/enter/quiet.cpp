@@ -15,6 +15,7 @@
 #endif
 
 #include "remote.hpp"
+#include "wait.hpp"
 
 namespace woodfrog::enter {
 namespace {
@@ -42,10 +43,7 @@ Told place_of_running(pid_t tid, std::uintptr_t &place) {
         return errno == ESRCH ? Told::gone : Told::nothing;
     ptrace(PTRACE_INTERRUPT, tid, nullptr, nullptr);
     int status = 0;
-    pid_t who = 0;
-    while ((who = waitpid(tid, &status, __WALL)) < 0 && errno == EINTR) {
-    }
-    if (who < 0 || !WIFSTOPPED(status))
+    if (wait_for(tid, status) != Waited::stopped)
         return Told::gone;
     user_regs_struct registers;
     const bool read = ptrace(PTRACE_GETREGS, tid, nullptr, &registers) == 0;

@@ -196,8 +196,8 @@ void Tracer::go_on(pid_t tid, int signal) {
     // Inside a mapping that we changed a thread is not let go: it is to come out of it with what we promised it. And
     // not before what we put into the process is out again.
     if (ending_ && !threads_[tid].ours && !copies_.is_in()) {
-        ptrace(PTRACE_DETACH, tid, nullptr, passed);
-        threads_.erase(tid);
+        if (ptrace(PTRACE_DETACH, tid, nullptr, passed) == 0 || errno != ESRCH)
+            threads_.erase(tid); // else it was killed, and waitpid will say so
         return;
     }
     if (ending_ && !threads_[tid].ours)
@@ -328,7 +328,7 @@ void Tracer::advise(pid_t tid, std::uintptr_t address, std::size_t size) {
         const Outcome outcome =
             make_call(options_.pid, tid, *chain_, context, SYS_madvise, {address, size, MADV_HUGEPAGE});
         if (outcome.gone) {
-            lost(tid, outcome.status);
+            lost(tid, outcome.waited, outcome.status);
             return;
         }
         if (outcome.made)

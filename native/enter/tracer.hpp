@@ -71,11 +71,14 @@ class Tracer {
     void go_on(pid_t tid, int signal);
     void stood(pid_t tid, int signal);
     void meet(pid_t tid, Thread &thread);
-    void lost(pid_t tid, int status);
+    void lost(pid_t tid, Waited waited, int status);
     void begin_copies(pid_t tid, bool interrupted);
     void hold(pid_t tid);
     void end_copies();
     bool sees_calls() const;
+#if defined(__x86_64__)
+    Copies::Caller caller(pid_t tid, const Context &context);
+#endif
     bool refuse(int error, const std::string &reason);
     void end();
     void tell_started();

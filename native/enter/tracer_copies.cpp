@@ -22,11 +22,12 @@ void Tracer::meet(pid_t tid, Thread &thread) {
 #endif
 }
 
-// It ended in the midst of a call that it made for us.
-void Tracer::lost(pid_t tid, int status) {
-    if (status != 0)
+// It ended in the midst of a call that it made for us. Of one that is dying the end is told later.
+void Tracer::lost(pid_t tid, Waited waited, int status) {
+    if (waited == Waited::ended)
         event(tid, status);
-    threads_.erase(tid);
+    if (waited != Waited::dying)
+        threads_.erase(tid);
 }
 
 #if defined(__x86_64__)
@@ -40,20 +41,27 @@ bool is_thread_of(pid_t pid, pid_t tid) {
 
 } // namespace
 
+// Calls that the thread makes as long as it lives; 0: none.
+Copies::Caller Tracer::caller(pid_t tid, const Context &context) {
+    return [this, tid, context, gone = tid == 0](long number, const Arguments &arguments) mutable {
+        if (gone)
+            return Outcome{.gone = true};
+        const Outcome outcome = make_call(options_.pid, tid, *chain_, context, number, arguments);
+        if (outcome.gone) {
+            gone = true;
+            lost(tid, outcome.waited, outcome.status);
+        }
+        return outcome;
+    };
+}
+
 // With a thread that stands behind a system call, or in one that our `interrupted` stop has ended.
 void Tracer::begin_copies(pid_t tid, bool interrupted) {
     Context context;
     if (!copies_.waits() || !is_thread_of(options_.pid, tid) ||
         !(interrupted ? read_interrupted(tid, context) : read_context(tid, context)))
         return;
-    copies_.begin([this, tid, &context](long number, const Arguments &arguments) {
-        if (!threads_.contains(tid))
-            return Outcome{.gone = true};
-        const Outcome outcome = make_call(options_.pid, tid, *chain_, context, number, arguments);
-        if (outcome.gone)
-            lost(tid, outcome.status);
-        return outcome;
-    });
+    copies_.begin(caller(tid, context));
 }
 
 // At the end every thread stands here, so that none is in code of ours when that is unmapped.
@@ -82,14 +90,7 @@ void Tracer::end_copies() {
         return;
     }
     const pid_t tid = threads_.empty() ? 0 : worker->first;
-    copies_.end([this, tid, &context](long number, const Arguments &arguments) {
-        if (!threads_.contains(tid))
-            return Outcome{.gone = true};
-        const Outcome outcome = make_call(options_.pid, tid, *chain_, context, number, arguments);
-        if (outcome.gone)
-            lost(tid, outcome.status);
-        return outcome;
-    });
+    copies_.end(caller(tid, context));
     std::vector<pid_t> standing;
     for (const auto &[one, thread] : threads_)
         standing.push_back(one);
