@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 MIB = 1 << 20
+DEADLINE_S = 30.0
 # Of one round: 32 pieces of 2 MiB but for the last words, saved and loaded.
 ROUND_BYTES = 2 * (64 * MIB - 517 * 8)
 PLACE = 0x1F0DF4060000  # where woodfrog-enter puts its code (native/enter/blob/layout.hpp)
@@ -45,6 +49,15 @@ class Copier:
         """Threads of woodfrog-enter in it."""
         return helping_threads(self.pid)
 
+    def sleeping_helpers(self) -> int:
+        """How many of them wait for a copy."""
+        futex = "202"  # its number on x86-64
+        found = 0
+        for task in Path(f"/proc/{self.pid}/task").iterdir():
+            is_helper = (task / "comm").read_text() == "woodfrog-copy\n"
+            found += is_helper and (task / "syscall").read_text().split()[0] == futex
+        return found
+
     def tracers(self) -> set[str]:
         """What traces its threads; "0": nobody."""
         return {
@@ -71,6 +84,14 @@ class Copier:
         for stream in (self.process.stdin, self.process.stdout):
             if stream is not None:
                 stream.close()
+
+
+def wait_until(found: Callable[[], bool], what: str) -> None:
+    """Look until it is so, or fail."""
+    deadline = time.monotonic() + DEADLINE_S
+    while not found():
+        assert time.monotonic() < deadline, f"no {what}"
+        os.sched_yield()
 
 
 def helping_threads(pid: int) -> int:

@@ -5,19 +5,17 @@ from __future__ import annotations
 import os
 import platform
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from copier import ROUND_BYTES, Copier, has_code
+from copier import DEADLINE_S, ROUND_BYTES, Copier, has_code, wait_until
 
 from woodfrog.driver.entering import Copies, Entered
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="woodfrog-enter enters x86-64 processes only")
 
 HELPERS = 3
-DEADLINE_S = 30.0
 # In the order in which they are come to (native/enter/copies.cpp). Coming: mapped, code and control written, code made
 # executable, control cleared in children, one thread made, all made, the driver's reference led to them, all run.
 # Going: told to end, ended, nobody in the code, unmapped.
@@ -43,13 +41,6 @@ def visit(target: Copier, helpers: int = HELPERS) -> Entered:
 def shared(visitor: Entered) -> Copies:
     (copies,) = visitor.visit.copies
     return copies
-
-
-def wait_until(found: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not found():
-        assert time.monotonic() < deadline, f"no {what}"
-        os.sched_yield()
 
 
 def test_the_drivers_copies_are_shared_and_nothing_stays(copier: Callable[..., Copier]) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from copier import PLACE, Copier
+from copier import PLACE, Copier, wait_until
 
 from woodfrog.driver.entering import Copies, Entered
 
@@ -181,6 +181,8 @@ def test_leftovers_that_were_changed_are_told_and_left(
         assert visitor._process is not None
         assert visitor._process.wait(10) == -signal.SIGKILL
     monkeypatch.delenv("WOODFROG_ENTER_FAULT")
+    # Once they sleep nothing reads the header any more until the driver copies.
+    wait_until(lambda: target.sleeping_helpers() == 2, "sleep of its threads")
     size = 4 if offset == 8 else 8
     with open(f"/proc/{target.pid}/mem", "r+b", buffering=0) as memory:
         memory.seek(PLACE + offset)
