@@ -33,6 +33,7 @@ namespace {
 
 constexpr const char *thread_name = "woodfrog-copy";
 constexpr const char *changed = "its driver's reference to memcpy was changed by somebody else";
+constexpr const char *no_thread = "no thread of the driver stood where it could make calls for it";
 constexpr double quiet_wait_s = 1.0; // for a copy of a thread that is none of the driver's, through its reference
 constexpr std::uint64_t most_code_bytes = 65536;
 
@@ -75,15 +76,20 @@ bool Copies::is_left() const {
     });
 }
 
-void Copies::begin(const Caller &caller) {
+void Copies::begin(const Caller &caller, bool only_clean) {
     state_ = State::over;
+    if (only_clean)
+        reason_ = no_thread;
     if (is_left()) {
-        reason_ = clean(caller);
-        if (!reason_.empty())
+        if (const std::string reason = clean(caller); !reason.empty()) {
+            reason_ = reason;
             return;
+        }
         cleaned_ = true;
     }
     if (wanted_ == 0)
+        reason_.clear();
+    if (wanted_ == 0 || only_clean)
         return;
     reason_ = come(caller);
     if (reason_ == changed) // the loader resolves it when it is first used, and that once
@@ -333,7 +339,9 @@ bool Copies::is_quiet() const {
 }
 
 bool Copies::contains(std::uintptr_t address) const {
-    return address >= blob::place && address < blob::place + header_.code_bytes;
+    // Of what another visit left the header is not read yet.
+    const std::uint64_t bytes = header_.code_bytes != 0 ? header_.code_bytes : most_code_bytes;
+    return address >= blob::place && address < blob::place + bytes;
 }
 
 std::uintptr_t Copies::control(std::size_t member) const {
@@ -388,7 +396,7 @@ void Copies::tell() const {
         .add("copied_bytes", copied_bytes_)
         .add("slow_copies", slow_copies_)
         .add_raw("cleaned", cleaned_ ? "true" : "false")
-        .add("reason", reason_)
+        .add("reason", state_ == State::waiting ? no_thread : reason_)
         .send();
 }
 

@@ -33,8 +33,9 @@ class Copies {
     // Whether `end` must be called.
     bool is_in() const { return state_ == State::in; }
 
-    // Takes out what was left, then starts the threads and leads the driver's copies to them.
-    void begin(const Caller &caller);
+    // Takes out what was left, then, unless `only_clean`, starts the threads and leads the driver's copies to them. The
+    // thread that makes the calls must not stand in the code (`contains`).
+    void begin(const Caller &caller, bool only_clean);
     // The driver's copies are its own again, the threads have ended, and nothing of it is mapped. Every thread that is
     // traced must stand, outside of the code (`contains`).
     void end(const Caller &caller);

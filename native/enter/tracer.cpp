@@ -51,6 +51,25 @@ bool takes_descriptor(std::uint64_t number) {
     }
 }
 
+// The system calls in which a thread waits for others.
+bool waits_for_others(std::uint64_t number) {
+    switch (number) {
+    case SYS_read:
+    case SYS_recvmsg:
+    case SYS_recvfrom:
+    case SYS_ppoll:
+    case SYS_pselect6:
+    case SYS_futex:
+#if defined(SYS_poll)
+    case SYS_poll:
+    case SYS_select:
+#endif
+        return true;
+    default:
+        return false;
+    }
+}
+
 // "[1,2]", of numbers.
 template <class Numbers> std::string list(const Numbers &numbers) {
     std::string text;
@@ -216,7 +235,7 @@ void Tracer::stood(pid_t tid, int signal) {
         hold(tid);
         return;
     }
-    if (!ending_ && signal == SIGTRAP)
+    if (signal == SIGTRAP)
         begin_copies(tid, true);
     if (!threads_.contains(tid))
         return;
@@ -247,6 +266,8 @@ void Tracer::stopped_at_call(pid_t tid, Thread &thread) {
         thread.number = info.entry.nr;
         std::copy(std::begin(info.entry.args), std::end(info.entry.args), thread.arguments);
         entered(tid, thread);
+        if (copies_.waits() && waits_for_others(thread.number))
+            ptrace(PTRACE_INTERRUPT, tid, nullptr, nullptr); // it may wait for long: it stands in it at once
         thread.begun_s = now_s();
     } else if (info.op == PTRACE_SYSCALL_INFO_EXIT && thread.inside) {
         thread.inside = false;

@@ -59,9 +59,10 @@ Copies::Caller Tracer::caller(pid_t tid, const Context &context) {
 void Tracer::begin_copies(pid_t tid, bool interrupted) {
     Context context;
     if (!copies_.waits() || !is_thread_of(options_.pid, tid) ||
-        !(interrupted ? read_interrupted(tid, context) : read_context(tid, context)))
+        !(interrupted ? read_interrupted(tid, context) : read_context(tid, context)) ||
+        copies_.contains(context.registers.rip))
         return;
-    copies_.begin(caller(tid, context));
+    copies_.begin(caller(tid, context), ending_);
 }
 
 // At the end every thread stands here, so that none is in code of ours when that is unmapped.

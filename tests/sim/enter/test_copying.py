@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import random
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -176,6 +177,28 @@ def test_it_may_end_in_the_middle_of_copies(copier: Callable[..., Copier], way: 
         with visit(target):
             pass
     target.check_clean()
+
+
+def test_random_kills_with_copies_under_way(copier: Callable[..., Copier], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty visits that are killed somewhere, beside copies of both threads, each followed by one that cleans up."""
+    choose = random.Random(4711)
+    target = copier()
+    for _ in range(20):
+        point = choose.choice(CALLING + COMING + GOING)
+        orders = choose.choice(["", "o", "c", "oc"])
+        monkeypatch.setenv("WOODFROG_ENTER_FAULT", point)
+        with visit(target) as visitor:
+            for order in orders:
+                target.order(order)
+            if choose.random() < 0.3:
+                assert visitor._process is not None
+                visitor._process.kill()
+            assert [target.line() for _ in orders] == ["right"] * len(orders)
+        monkeypatch.delenv("WOODFROG_ENTER_FAULT")
+        with visit(target) as second:
+            pass
+        assert shared(second).reason == ""
+        target.check_clean()
 
 
 def test_visits_in_the_middle_of_copies(copier: Callable[..., Copier]) -> None:
