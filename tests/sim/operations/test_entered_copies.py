@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import select
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -37,6 +38,19 @@ def is_saved(target: Stepper) -> bool:
     maps = [line.split() for line in Path(f"/proc/{target.pid}/maps").read_text().splitlines()]
     ranges = [words[0].split("-") for words in maps if words[1] == "rw-p"]
     return any(int(end, 16) - int(begin, 16) >= STATE_BYTES for begin, end in ranges)
+
+
+def stop_daemon(product: Product) -> None:
+    """The daemon and its keeper, which holds the directory until it has ended."""
+    stat = Path(f"/proc/{product.daemon_pid()}/stat").read_text()
+    keeper_fd = os.pidfd_open(int(stat.rpartition(")")[2].split()[1]))
+    try:
+        product.call("stop")
+        poll = select.poll()
+        poll.register(keeper_fd, select.POLLIN)
+        assert poll.poll(30_000), "the keeper does not end"
+    finally:
+        os.close(keeper_fd)
 
 
 def check_clean(target: Stepper) -> None:
@@ -106,7 +120,7 @@ def test_what_is_in_an_image_is_taken_out_by_the_next_visit(make_product: Callab
     product = make_product(environment={**ENVIRONMENT, "WOODFROG_ENTER_FAULT": "copy_running"})
     target = product.run("--idle-kib", "3000", managed=False)
     stopped = product.checkpoint(target, stop=True)
-    product.call("stop")
+    stop_daemon(product)
     product.environment.pop("WOODFROG_ENTER_FAULT")
     result = product.call("restore", image=stopped["image"], store=str(product.store_path))
     check_shared(result["visit"], "restore")
