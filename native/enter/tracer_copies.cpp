@@ -58,7 +58,7 @@ Copies::Caller Tracer::caller(pid_t tid, const Context &context) {
 // With a thread that stands behind a system call, or in one that our `interrupted` stop has ended.
 void Tracer::begin_copies(pid_t tid, bool interrupted) {
     Context context;
-    if (!copies_.waits() || !is_thread_of(options_.pid, tid) ||
+    if (!chain_ || !copies_.waits() || !is_thread_of(options_.pid, tid) ||
         !(interrupted ? read_interrupted(tid, context) : read_context(tid, context)) ||
         copies_.contains(context.registers.rip))
         return;

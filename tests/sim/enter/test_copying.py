@@ -273,6 +273,18 @@ def test_a_process_without_a_driver_is_left_alone(mapper: Callable[..., object])
     target.check_free()  # type: ignore[attr-defined]
 
 
+def test_a_process_that_somebody_else_traces_is_left_alone(copier: Callable[..., Copier]) -> None:
+    """Its first thread is attached to, and let go when the other one cannot be."""
+    target = copier()
+    with (
+        Entered(target.pid, [target.thread], populate_threads=0, record=True, copy_threads=0),
+        Entered(target.pid, [target.pid, target.thread], populate_threads=0, copy_threads=2) as second,
+    ):
+        target.check()
+    assert "traces it already" in shared(second).reason
+    target.check_clean()
+
+
 def test_without_the_drivers_thread_nothing_is_shared(copier: Callable[..., Copier]) -> None:
     target = copier()
     with Entered(target.pid, populate_threads=0, copy_threads=2) as visitor:
