@@ -263,7 +263,9 @@ def restore_entered(pid: int) -> Entered | None:
     """`Entered` for the driver's restore of a process; None if nothing is to be done beside it."""
     if wanted_copy_threads() == 0 or os.environ.get(SWITCH) == "0":
         return None
-    return entered(pid, populate_threads=0, step="restore")
+    if not (threads := driver_threads(pid)):
+        return None  # copies of no other threads are shared, so nobody is stopped for them
+    return Entered(pid, threads, populate_threads=0, step="restore")
 
 
 def wanted_copy_threads() -> int:
