@@ -95,6 +95,7 @@ class Copies {
     void add_driver(std::uint64_t) {}
     void drop_driver(std::uint64_t) {}
     bool owns(pid_t) const { return false; }
+    bool contains(std::uintptr_t) const { return false; }
     void event(pid_t, int) {}
     void tell() const {}
 };

@@ -266,8 +266,11 @@ void Tracer::stopped_at_call(pid_t tid, Thread &thread) {
         thread.number = info.entry.nr;
         std::copy(std::begin(info.entry.args), std::end(info.entry.args), thread.arguments);
         entered(tid, thread);
-        if (copies_.waits() && waits_for_others(thread.number))
+        if (copies_.waits() && !thread.nudged && waits_for_others(thread.number) &&
+            !copies_.contains(info.instruction_pointer)) {
+            thread.nudged = true;                            // once: it makes the call again
             ptrace(PTRACE_INTERRUPT, tid, nullptr, nullptr); // it may wait for long: it stands in it at once
+        }
         thread.begun_s = now_s();
     } else if (info.op == PTRACE_SYSCALL_INFO_EXIT && thread.inside) {
         thread.inside = false;

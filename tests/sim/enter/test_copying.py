@@ -48,7 +48,7 @@ def test_the_drivers_copies_are_shared_and_nothing_stays(copier: Callable[..., C
     target = copier()
     for _ in range(3):
         with visit(target) as visitor:
-            assert target.helpers() == HELPERS
+            wait_until(lambda: target.helpers() == HELPERS, "threads that help")
             assert target.has_code()
             target.check()
         copies = shared(visitor)
@@ -64,6 +64,7 @@ def test_the_drivers_copies_are_shared_and_nothing_stays(copier: Callable[..., C
 def test_its_threads_take_no_signals(copier: Callable[..., Copier]) -> None:
     target = copier()
     with visit(target):
+        wait_until(lambda: target.helpers() == HELPERS, "threads that help")
         tasks = Path(f"/proc/{target.pid}/task").iterdir()
         helpers = [task for task in tasks if (task / "comm").read_text() == "woodfrog-copy\n"]
         blocked = [
@@ -80,6 +81,7 @@ def test_its_threads_take_no_signals(copier: Callable[..., Copier]) -> None:
 def test_only_the_drivers_threads_copies_are_shared(copier: Callable[..., Copier]) -> None:
     target = copier()
     with visit(target) as visitor:
+        wait_until(lambda: target.helpers() == HELPERS, "threads that help")
         assert target.ask("o") == "right"
     assert shared(visitor) == Copies("checkpoint", threads=HELPERS)
     target.check_clean()
@@ -154,7 +156,7 @@ def test_a_visit_that_is_not_to_copy_cleans_up_as_well(
     assert target.has_code()
     monkeypatch.delenv("WOODFROG_ENTER_FAULT")
     with visit(target, helpers=0) as second:
-        pass
+        wait_until(lambda: not target.has_code(), "end of what was left")
     assert second.visit.copies == []
     target.check_clean()
 
@@ -163,6 +165,7 @@ def test_a_visit_that_is_not_to_copy_cleans_up_as_well(
 def test_it_may_end_in_the_middle_of_copies(copier: Callable[..., Copier], way: signal.Signals) -> None:
     target = copier()
     with visit(target) as visitor:
+        wait_until(lambda: target.helpers() == HELPERS, "threads that help")
         target.order("b")
         assert visitor._process is not None
         for _ in range(4):
@@ -175,7 +178,7 @@ def test_it_may_end_in_the_middle_of_copies(copier: Callable[..., Copier], way: 
     if way == signal.SIGKILL:
         assert target.has_code()
         with visit(target):
-            pass
+            wait_until(lambda: target.helpers() == HELPERS, "threads that help")
     target.check_clean()
 
 
@@ -196,7 +199,7 @@ def test_random_kills_with_copies_under_way(copier: Callable[..., Copier], monke
             assert [target.line() for _ in orders] == ["right"] * len(orders)
         monkeypatch.delenv("WOODFROG_ENTER_FAULT")
         with visit(target) as second:
-            pass
+            wait_until(lambda: target.helpers() == HELPERS, "threads that help")
         assert shared(second).reason == ""
         target.check_clean()
 
@@ -207,6 +210,7 @@ def test_visits_in_the_middle_of_copies(copier: Callable[..., Copier]) -> None:
     target.order("b")
     for _ in range(5):
         with visit(target) as visitor:
+            wait_until(lambda: target.helpers() == HELPERS, "threads that help")
             target.ask("o")
         assert shared(visitor).reason == ""
         assert not target.has_code()
@@ -220,6 +224,7 @@ def test_visits_end_in_the_middle_of_other_threads_copies(copier: Callable[..., 
     target = copier()
     for _ in range(20):
         with visit(target, helpers=1) as visitor:
+            wait_until(lambda: target.helpers() == 1, "thread that helps")
             target.order("o")
         assert shared(visitor).reason == ""
         assert not target.has_code()
@@ -230,6 +235,7 @@ def test_visits_end_in_the_middle_of_other_threads_copies(copier: Callable[..., 
 def test_a_child_that_is_forked_meanwhile_copies_alone(copier: Callable[..., Copier]) -> None:
     target = copier()
     with visit(target) as visitor:
+        wait_until(lambda: target.helpers() == HELPERS, "threads that help")
         target.order("b")
         answers = [target.ask("f").split() for _ in range(3)]
         target.order("e")
@@ -308,6 +314,7 @@ def test_a_process_that_is_stopped_meanwhile_stays_stopped(copier: Callable[...,
         status.read_text().split("State:\t")[1][0] for status in Path(f"/proc/{target.pid}/task").glob("*/status")
     }
     with visit(target) as visitor:
+        wait_until(lambda: target.helpers() == HELPERS, "threads that help")
         os.kill(target.pid, signal.SIGSTOP)
         wait_until(lambda: states() <= {"T", "t"}, "stop")
     assert shared(visitor).reason == ""

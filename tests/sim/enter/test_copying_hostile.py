@@ -127,6 +127,8 @@ def running(program: str, *arguments: object) -> Iterator[subprocess.Popen[str]]
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
+            reading = Path(f"/proc/{process.pid}/syscall")
+            wait_until(lambda: reading.read_text().startswith("0 "), "wait for its input")
             yield process
         finally:
             process.kill()
@@ -198,5 +200,5 @@ def test_leftovers_that_were_changed_are_told_and_left(
         memory.write(before)
     target.check()
     with Entered(target.pid, [target.thread], populate_threads=0, copy_threads=2):
-        pass
+        wait_until(lambda: target.helpers() == 2, "threads that help")
     target.check_clean()
