@@ -262,16 +262,18 @@ class FrozenTarget:
             self._bring_each(self._restore_one)
 
     def _restore_one(self, member: Member) -> None:
-        state = settled_state(member)
-        if state is ProcessState.CHECKPOINTED:
-            if self.lent is not None and self.lent.has(member):
-                self.lent.bring_in(member)
-            else:
-                self._restore_driver_of(member)
-            state = ProcessState.LOCKED
-        if state is ProcessState.LOCKED:
-            member.driver.unlock()
-            state = ProcessState.RUNNING
+        state, surprises = settled_state(member), 0
+        while (step := self._steps_back.get(state)) is not None:
+            take, leads_to = step
+            try:
+                take(member)
+                state = leads_to
+            except WoodfrogError:
+                # What a daemon since dead had asked the driver for may have been under way, and come before this.
+                found, surprises = settled_state(member), surprises + 1
+                if found is state or surprises > len(self._steps_back):
+                    raise
+                state = found
         if state is not ProcessState.RUNNING:
             raise WoodfrogError(
                 f"the driver says process {member.pid} is {state.name.lower()} where it should be running",
@@ -280,7 +282,17 @@ class FrozenTarget:
                 target_state=TargetState.FROZEN,
             )
 
+    @property
+    def _steps_back(self) -> dict[ProcessState, tuple[Callable[[Member], None], ProcessState]]:
+        return {
+            ProcessState.CHECKPOINTED: (self._restore_driver_of, ProcessState.LOCKED),
+            ProcessState.LOCKED: (lambda member: member.driver.unlock(), ProcessState.RUNNING),
+        }
+
     def _restore_driver_of(self, member: Member) -> None:
+        if self.lent is not None and self.lent.has(member):
+            self.lent.bring_in(member)
+            return
         visitor = None if self.notes.managed else restore_entered(member.pid)
         with visitor or nullcontext():
             member.driver.restore(driver_pairs(self.notes, member.note))

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,6 +16,8 @@ from product import Product, Stepper
 from woodfrog.errors import NoSpaceError, WoodfrogError
 
 OUT_OF_MEMORY, UNKNOWN = 2, 999  # CUresult, cuda.h
+AT_WORK_S = 0.5  # of SLOW_MS
+SLOW_MS = 3000
 
 
 class Driver:
@@ -145,4 +151,36 @@ def test_memory_that_cannot_be_had_for_a_resume_leaves_the_target_suspended(driv
         driver.product.call("resume", target="sleeper")
     hog.finish()
     driver.product.call("resume", target="sleeper")
+    target.check_runs_right()
+
+
+def wait_until_at_work(pid: int) -> None:
+    """Until the driver has been at one request for so long that it is the slow one: all others take milliseconds."""
+    since: dict[str, float] = {}
+    deadline = time.monotonic() + 60
+    while not any(time.monotonic() - begin > AT_WORK_S for begin in since.values()):
+        assert time.monotonic() < deadline, "the driver was not asked for anything"
+        asked = set()
+        for comm in Path(f"/proc/{pid}/task").glob("*/comm"):
+            with contextlib.suppress(OSError):  # it has ended since
+                if comm.read_text() == "simgpu-request\n":
+                    asked.add(comm.parent.name)
+        since = {tid: since.get(tid, time.monotonic()) for tid in asked}
+        os.sched_yield()
+
+
+@pytest.mark.parametrize("managed", [True, False], ids=["managed", "driver only"])
+@pytest.mark.parametrize("step", ["lock", "checkpoint", "restore", "unlock"])
+def test_a_daemon_that_dies_while_the_driver_is_at_work(
+    make_product: Callable[..., Product], step: str, managed: bool
+) -> None:
+    """The driver goes on with what the dead one had asked for, and tells the state from before until it is done."""
+    product = make_product(environment={"WOODFROG_SIMGPU_LATENCY_MS": f"{step}:{SLOW_MS}"})
+    target = product.run("--idle-kib", "3000", managed=managed)
+    with product.client() as client, ThreadPoolExecutor(1) as pool:
+        client.call("ps")
+        pool.submit(lambda: product.call("checkpoint", target=target.pid, store=str(product.store_path), cpu=False))
+        wait_until_at_work(target.pid)
+        product.kill_daemon()
+    target.wait_steps(2)
     target.check_runs_right()
