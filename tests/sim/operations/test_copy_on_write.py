@@ -372,8 +372,10 @@ def test_a_thread_that_waits_goes_on_when_the_daemon_is_killed(make_held: Callab
     killed = held.product.daemon_pid()
 
     def write_and_kill() -> None:
-        order = target.give("fill", f"{address:x}", 4 * MIB, 0x33)
-        with held.holds.at(WANTED, lambda: target.answer(order, "fill")) as answered:
+        def fill() -> str:
+            return target.answer(target.give("fill", f"{address:x}", 4 * MIB, 0x33), "fill")
+
+        with held.holds.at(WANTED, fill) as answered:
             assert not answered.done()
             os.kill(killed, signal.SIGKILL)
         target.memory[address][:] = b"\x33" * (4 * MIB)
