@@ -3,6 +3,7 @@ of which the promotion is under way or has stopped. In each the memory is right,
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -256,6 +257,10 @@ def test_a_promotion_that_is_to_go_on_waits_for_a_snapshot_that_drains_by_copy_o
     pid, memory = mapped.target.process.pid, {at: bytes(content) for at, content in mapped.target.memory.items()}
     checkpoint = {"concurrent": "cow", "cpu": False}
     with mapped.holds.at(drain, lambda: mapped.product.checkpoint(mapped.target.process, **checkpoint)) as made:
+        # A target that does not run yet is none whose promotion could go on: its resume would wait for the checkpoint.
+        deadline = time.monotonic() + 60
+        while mapped.row()["state"] != "running":
+            assert time.monotonic() < deadline, mapped.row()
         told = mapped.product.call("resume", target=pid)["promotion"]
         assert (told["state"], told["moved_bytes"]) == ("running", 0)
     for address in (first, last):  # while it moves, or drains still
