@@ -41,6 +41,7 @@ int64_t system_ns() {
     return int64_t{now.tv_sec} * second_ns + now.tv_nsec;
 }
 
+// Also in the place of std::chrono::steady_clock::now(): a time point is its count of nanoseconds.
 int64_t now_ns() {
     const Clock *clock = current.load(std::memory_order_acquire);
     return (clock->stopped_ns != 0 ? clock->stopped_ns : system_ns()) - clock->behind_ns;
@@ -50,11 +51,6 @@ void set(const Clock &clock) {
     Clock *other = current.load(std::memory_order_relaxed) == &clocks[0] ? &clocks[1] : &clocks[0];
     *other = clock;
     current.store(other, std::memory_order_release);
-}
-
-// In the place of std::chrono::steady_clock::now(): a time point is its count of nanoseconds.
-int64_t steady_now() {
-    return now_ns();
 }
 
 int cond_clockwait(pthread_cond_t *condition, pthread_mutex_t *mutex, clockid_t id, const timespec *until) {
@@ -82,7 +78,7 @@ bool lead_here(const void *library) {
     // Both or neither: what waits by one clock until a time of the other waits too long, or not at all.
     if (pthread_cond_clockwait == nullptr && elf_reference_in(library, "pthread_cond_clockwait") != nullptr)
         return false;
-    if (!lead_here(library, "_ZNSt6chrono3_V212steady_clock3nowEv", &steady_now))
+    if (!lead_here(library, "_ZNSt6chrono3_V212steady_clock3nowEv", &now_ns))
         return false;
     lead_here(library, "pthread_cond_clockwait", &cond_clockwait);
     return true;

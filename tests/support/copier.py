@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from ordered_program import OrderedProgram
 
 MIB = 1 << 20
 DEADLINE_S = 30.0
@@ -16,25 +17,11 @@ ROUND_BYTES = 2 * (64 * MIB - 517 * 8)
 PLACE = 0x1F0DF4060000  # where woodfrog-enter puts its code (native/enter/blob/layout.hpp)
 
 
-class Copier:
+class Copier(OrderedProgram):
     """tests/sim/enter/copier.cpp as a process; see there."""
 
     def __init__(self, program: Path, driver: Path) -> None:
-        self.process = subprocess.Popen(
-            [str(program), str(driver)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        words = self.line().split()
-        assert words[0] == "ready", words
-        self.pid, self.thread = int(words[1]), int(words[2])
-
-    def line(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
-
-    def order(self, letter: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(letter)
-        self.process.stdin.flush()
+        super().__init__([str(program), str(driver)])
 
     def ask(self, letter: str) -> str:
         """One order, and its answer."""

@@ -2,32 +2,22 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ordered_program import OrderedProgram
 
-class Mapper:
+
+class Mapper(OrderedProgram):
     """tests/sim/enter/mapper.cpp as a process; see there."""
 
     def __init__(self, program: Path, mebibytes: int, before: Sequence[str] = (), **options: Any) -> None:
-        self.process = subprocess.Popen(
-            [*before, str(program), str(mebibytes)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options
-        )
-        words = self.line().split()
-        assert words[0] == "ready", words
-        self.pid, self.thread = int(words[1]), int(words[2])
-
-    def line(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
+        super().__init__([*before, str(program), str(mebibytes)], **options)
 
     def begin(self) -> None:
         """Has it map, fill and check; `line` tells of the end."""
-        assert self.process.stdin is not None
-        self.process.stdin.write("m")
-        self.process.stdin.flush()
+        self.order("m")
 
     def check(self) -> None:
         """A whole round, which must be right: the memory clear and then as written, registers and signals kept."""

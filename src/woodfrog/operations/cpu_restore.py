@@ -59,8 +59,8 @@ class CpuRestore:
         self._folder = CpuFolder.make(work, store, image.manifest.cpu_bytes, elsewhere=elsewhere)
         log.info("CRIU's files are read in %s", self._folder.path)
 
-    def extract(self) -> list[criu_images.Task]:
-        """The files; those of pages go on being filled. What processes they are of."""
+    def extract(self) -> None:
+        """The files; those of pages go on being filled."""
         from woodfrog._native import transfer
 
         assert self._folder is not None
@@ -71,7 +71,11 @@ class CpuRestore:
         extracting = transfer.Progress()
         with self._runner.counting("extract", JointProgress([extracting])):
             image.extract_cpu(directory, others, extracting)
-        return criu_images.tasks(directory)
+
+    def tasks(self) -> list[criu_images.Task]:
+        """What processes the extracted files are of."""
+        assert self._folder is not None
+        return criu_images.tasks(self._folder.path)
 
     def restore(self, instance: Instance, on_restored: Callable[[Restored], None], *, timeout_s: float) -> None:
         """Raises what Criu.restore raises, or what kept the files of pages from being whole. `on_restored` is called as

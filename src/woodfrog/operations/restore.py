@@ -296,9 +296,9 @@ class Restore(OnOneTarget):
     def _extract(self) -> None:
         """The CPU side where CRIU can read it; its pages go on being filled."""
         assert self._cpu_side is not None
-        tasks = self._cpu_side.extract()
+        self._cpu_side.extract()
         if not self._instance.number:
-            criu_module.refuse_taken_numbers(tasks)
+            criu_module.refuse_taken_numbers(self._cpu_side.tasks())
 
     def _cpu(self) -> None:
         assert self._notes is not None
