@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from woodfrog.cpu import processes
+from woodfrog.cpu import processes, run
 from woodfrog.cpu.criu import Criu, Restored
 from woodfrog.errors import NoSpaceError, RefusedError, TimeoutExceededError
 from woodfrog.operations import room
@@ -174,6 +174,22 @@ def test_a_dump_that_times_out_leaves_the_target_running(criu: Criu, start: Star
         program.wait_for_more(program.numbers()[-1] + 5)
     assert timed_out >= 10
     assert killed == 0
+    assert_gapless(program)
+
+
+def test_a_dump_that_had_to_be_killed_is_told_as_such(
+    criu: Criu, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that never writes, as on a disk that hangs: it cannot take anything back."""
+    monkeypatch.setattr(run, "TAKE_BACK_S", 0.3)
+    program = start(THREADS_AND_CHILD)
+    hanging = tmp_path / "criu"
+    hanging.write_text("#!/bin/sh\nexec sleep 600\n")
+    hanging.chmod(0o755)
+    with pytest.raises(TimeoutExceededError, match="did not end within") as caught:
+        Criu(hanging, criu.version).dump(program.pid, tmp_path / "image", leave_running=False, timeout_s=0.3)
+    assert "was killed: see whether the target still works" in caught.value.advice
+    program.wait_for_more(5)
     assert_gapless(program)
 
 
