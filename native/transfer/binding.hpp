@@ -101,6 +101,7 @@ inline nb::list to_list(const std::vector<std::shared_ptr<Memory>> &memories) {
 
 // The parts of the module that are defined in files of their own; module.cpp calls them.
 void bind_packs(nb::module_ &m);   // packs and the chunk index: native/packs/module_packs.cpp
+void bind_pages(nb::module_ &m);   // pages of processes: native/pages/module_pages.cpp
 void bind_guard(nb::module_ &m);   // module_guard.cpp
 void bind_hashing(nb::module_ &m); // hash_device, drain_chunks and what goes with them: module_hash.cpp
 

@@ -315,6 +315,7 @@ NB_MODULE(transfer, m) {
     bind_hashing(m);
     bind_guard(m);
     bind_packs(m);
+    bind_pages(m);
     m.def(
         "driver_version",
         [] {

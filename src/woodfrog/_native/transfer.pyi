@@ -474,3 +474,18 @@ def hash_pieces(
 ) -> bytes:
     """The digests of the chunks of file ranges (descriptor, offset, size), read through the page cache. Chunks are cut
     as by extract_from_packs."""
+
+def userfaultfd_trouble() -> str:
+    """Why this process cannot have a userfaultfd, as the kernel says it; empty when it can."""
+
+def save_pages(pid: int, fd: int, pieces: bytes, *, threads: int = 0, progress: Progress | None = None) -> None:
+    """Memory of a process that stands still, into a file that is as large as that already. pieces: packed u64
+    (address, size, offset in the file), whole pages, ascending. TransferError: -ESRCH, -EPERM, -ENOSPC."""
+
+def fill_pages(uffd: int, fd: int, pieces: bytes, *, threads: int = 0, progress: Progress | None = None) -> None:
+    """Pages of a file into the process that the userfaultfd is of, where all of them are registered; pieces as for
+    save_pages. TransferError (-ESRCH: it has ended)."""
+
+def answer_page_faults(uffd: int, fd: int, pieces: bytes, stop_fd: int) -> None:
+    """Blocks until `stop_fd` can be read. Until then a thread of that process that touches a page of `pieces` gets it
+    from the file, and another page as zeros."""

@@ -1,16 +1,18 @@
-"""Where CRIU's pages files can be cut so that a page's chunk depends on its address alone.
+"""CRIU's pagemaps: which pages of a process are where in its pages file, and where that file can be cut.
 
 CRIU writes the pages of a process back to back into pages-<n>.img, and what they are into pagemap-<pid>.img. Cut by
 offsets in the file, one page more would shift all chunks behind it. Cut by address, it changes the one chunk that it is
-in. A pagemap that cannot be understood is no error: its pages file is then cut like any other. This never reads pages.
+in. For a cut, a pagemap that cannot be understood is no error: its pages file is then cut like any other. This never
+reads pages.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import struct
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,11 +25,19 @@ _PAGEMAP_MAGIC = 0x56084025  # criu/include/magic.h
 # images/pagemap.proto: field numbers. CRIU 4 writes the number of pages as field 5 as well, for more than 2^32 of them.
 _HEAD_PAGES_ID = 1
 _VADDR, _PAGES_32, _IN_PARENT, _FLAGS, _PAGES = 1, 2, 3, 4, 5
-_PRESENT = 1 << 2  # flags: the pages are in the pages file
+LAZY = 1 << 1  # flags: memory that may be filled after the process is there (criu(8), --lazy-pages)
+PRESENT = 1 << 2  # flags: the pages are in the pages file
 _NAME = re.compile(r"pagemap-(?:shmem-)?([0-9]{1,20})\.img")
+_OF_PROCESS = re.compile(r"pagemap-([0-9]{1,10})\.img")
 _MAX_BYTES = 64 << 20  # of one pagemap: some three million ranges, more than a kernel lets a process map
 
-Range = tuple[int, int]  # address, number of pages
+
+class Entry(NamedTuple):
+    """One range of pages; `flags` as CRIU has them."""
+
+    address: int
+    pages: int
+    flags: int
 
 
 class PagesCut(NamedTuple):
@@ -47,8 +57,10 @@ def cuts(directory: Path, window_bytes: int = WINDOW_BYTES) -> dict[str, PagesCu
         if match is None:
             continue
         try:
-            name, ranges = _read(path)
-            sizes = _sizes(ranges, (directory / name).stat().st_size, window_bytes)
+            name, entries = read(path)
+            sizes = _sizes(
+                (entry for entry in entries if entry.flags & PRESENT), (directory / name).stat().st_size, window_bytes
+            )
         except (BadImageError, OSError):
             continue
         if sizes is None or name in claimed:  # two that claim one file: whatever that is, it is not understood
@@ -59,8 +71,14 @@ def cuts(directory: Path, window_bytes: int = WINDOW_BYTES) -> dict[str, PagesCu
     return found
 
 
-def _read(path: Path) -> tuple[str, Iterator[Range]]:
-    """The name of the pages file, and the ranges that are in it."""
+def paths(directory: Path) -> dict[int, Path]:
+    """The pagemaps of processes in CRIU's `directory`, by process number (in its namespace)."""
+    found = {int(match[1]): path for path in directory.iterdir() if (match := _OF_PROCESS.fullmatch(path.name))}
+    return dict(sorted(found.items()))
+
+
+def read(path: Path) -> tuple[str, Iterator[Entry]]:
+    """The name of the pages file, and all entries, in their order. BadImageError, while they are read too."""
     if path.stat().st_size > _MAX_BYTES:
         raise BadImageError(f"{path.name} is too large")
     records = protobuf.records(path, _PAGEMAP_MAGIC)
@@ -68,21 +86,53 @@ def _read(path: Path) -> tuple[str, Iterator[Range]]:
     number = _last(head, _HEAD_PAGES_ID)
     if number is None:
         raise BadImageError(f"{path.name} does not begin with its head")
-    return f"pages-{number}.img", _ranges(records)
+    return f"pages-{number}.img", map(_entry, records)
 
 
-def _ranges(records: Iterable[protobuf.Fields]) -> Iterator[Range]:
-    for fields in records:
-        address, pages = _last(fields, _VADDR), _last(fields, _PAGES)
-        if pages is None:
-            pages = _last(fields, _PAGES_32)
-        if address is None or pages is None:
-            raise BadImageError("a range of a pagemap has no address or no length")
-        flags = _last(fields, _FLAGS)
-        if flags is None:  # what CRIU takes an entry without flags for
-            flags = 0 if _last(fields, _IN_PARENT) else _PRESENT
-        if flags & _PRESENT:
-            yield address, pages
+def with_flags(path: Path, flags: Callable[[Entry], int]) -> bytes:
+    """The pagemap with the flags of each entry replaced; all else is carried over byte for byte."""
+    data = path.read_bytes()
+    out = bytearray(data[:8])
+    for number, (start, end) in enumerate(protobuf.spans(path, data, _PAGEMAP_MAGIC)):
+        record = data[start:end]
+        if number > 0:
+            entry = _entry(protobuf.fields_of(path, record))
+            if (wanted := flags(entry)) != entry.flags:
+                rest = protobuf.without(path, record, _FLAGS)
+                record = rest + protobuf.tag(_FLAGS, 0) + protobuf.varint(wanted)
+        out += struct.pack("<I", len(record)) + record
+    return bytes(out)
+
+
+def pieces(placed: Iterable[tuple[Entry, int]]) -> bytes:
+    """Entries with their offsets in the pages file, packed for transfer.save_pages and fill_pages."""
+    page_bytes = os.sysconf("SC_PAGE_SIZE")
+    packed = array("Q")
+    for entry, offset in placed:
+        packed.extend((entry.address, entry.pages * page_bytes, offset))
+    return packed.tobytes()
+
+
+def placed(entries: Iterable[Entry], kinds: int = PRESENT) -> Iterator[tuple[Entry, int]]:
+    """The entries that have one of the flags `kinds`, each with its offset in a pages file that has just those."""
+    page_bytes = os.sysconf("SC_PAGE_SIZE")
+    offset = 0
+    for entry in entries:
+        if entry.flags & kinds:
+            yield entry, offset
+            offset += entry.pages * page_bytes
+
+
+def _entry(fields: protobuf.Fields) -> Entry:
+    address, pages = _last(fields, _VADDR), _last(fields, _PAGES)
+    if pages is None:
+        pages = _last(fields, _PAGES_32)
+    if address is None or pages is None:
+        raise BadImageError("a range of a pagemap has no address or no length")
+    flags = _last(fields, _FLAGS)
+    if flags is None:  # what CRIU takes an entry without flags for
+        flags = 0 if _last(fields, _IN_PARENT) else PRESENT
+    return Entry(address, pages, flags)
 
 
 def _last(fields: protobuf.Fields, number: int) -> int | None:
@@ -90,15 +140,15 @@ def _last(fields: protobuf.Fields, number: int) -> int | None:
     return value if isinstance(value, int) else None
 
 
-def _sizes(ranges: Iterable[Range], file_bytes: int, window_bytes: int) -> array[int] | None:
+def _sizes(entries: Iterable[Entry], file_bytes: int, window_bytes: int) -> array[int] | None:
     """The sizes of the chunks: the pages of one window each, windows being multiples of `window_bytes` in the address
-    space. None unless the ranges ascend and make up the file."""
+    space. None unless the entries ascend and make up the file."""
     page_bytes = os.sysconf("SC_PAGE_SIZE")
     window_bytes = max(window_bytes, page_bytes)
     sizes = array("I")
     window = -1  # of the last chunk
     behind = total = 0
-    for address, pages in ranges:
+    for address, pages, _ in entries:
         size = pages * page_bytes
         end = address + size
         total += size
