@@ -1,10 +1,13 @@
-// woodfrog-gate: CRIU's action script (criu(8), --action-script) for a restore that begins before its files are whole.
+// woodfrog-gate: CRIU's action script (criu(8), --action-script) for a restore that woodfrog takes part in.
 //
 // At the stage `pre-restore` CRIU knows what it is to make and has made nothing: there this waits until one byte comes
-// through a pipe. CRIU closes every descriptor of a script but keeps its own, so WOODFROG_GATE is the pipe's number in
-// CRIU. Without the byte (its writer has given up, or is dead) CRIU ends with nothing restored.
+// through a pipe, WOODFROG_GATE, for a restore that begins before its files are whole. At `post-restore` the processes
+// are there and stand still, with pages that CRIU left out: this says so through the first pipe of WOODFROG_FILL and
+// waits for one byte through the second, which comes when the pages are there.
+// CRIU closes every descriptor of a script but keeps its own, so both name pipes by their numbers in CRIU. Without the
+// byte (its writer has given up, or is dead) CRIU ends with nothing restored.
 // How long it waited goes to CRIU's log.
-// Exit status: 0 go on; 1 the files will not come; 2 this was not started as CRIU's script.
+// Exit status: 0 go on; 1 what it waits for will not come; 2 this was not started as CRIU's script.
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -13,22 +16,16 @@
 #include <time.h>
 #include <unistd.h>
 
-int main(void) {
-    const char *stage = getenv("CRTOOLS_SCRIPT_ACTION");
-    const char *number = getenv("WOODFROG_GATE");
-    if (!stage || !number) {
-        fprintf(stderr, "woodfrog-gate: to be run by CRIU\n");
-        return 2;
-    }
-    if (strcmp(stage, "pre-restore") != 0)
-        return 0;
+static int open_pipe(int number, int flags) {
     char path[64];
-    const int length = snprintf(path, sizeof path, "/proc/%d/fd/%s", (int)getppid(), number);
-    const int pipe = length > 0 && (size_t)length < sizeof path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
-    if (pipe < 0) {
+    snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)getppid(), number);
+    const int pipe = open(path, flags | O_CLOEXEC);
+    if (pipe < 0)
         fprintf(stderr, "woodfrog-gate: %s: %s\n", path, strerror(errno));
-        return 2;
-    }
+    return pipe;
+}
+
+static int wait_for_byte(int pipe, const char *what) {
     struct timespec begin, end;
     clock_gettime(CLOCK_MONOTONIC, &begin);
     char word;
@@ -38,6 +35,33 @@ int main(void) {
     while (got < 0 && errno == EINTR);
     clock_gettime(CLOCK_MONOTONIC, &end);
     const double waited = (double)(end.tv_sec - begin.tv_sec) + (double)(end.tv_nsec - begin.tv_nsec) * 1e-9;
-    fprintf(stderr, "woodfrog-gate: waited %.6f s\n", waited);
+    fprintf(stderr, "woodfrog-gate: %s %.6f s\n", what, waited);
     return got == 1 ? 0 : 1;
+}
+
+int main(void) {
+    const char *stage = getenv("CRTOOLS_SCRIPT_ACTION");
+    const char *gate = getenv("WOODFROG_GATE");
+    const char *fill = getenv("WOODFROG_FILL");
+    if (!stage || (!gate && !fill)) {
+        fprintf(stderr, "woodfrog-gate: to be run by CRIU\n");
+        return 2;
+    }
+    if (gate && strcmp(stage, "pre-restore") == 0) {
+        const int pipe = open_pipe(atoi(gate), O_RDONLY);
+        return pipe < 0 ? 2 : wait_for_byte(pipe, "waited");
+    }
+    if (fill && strcmp(stage, "post-restore") == 0) {
+        int numbers[2];
+        if (sscanf(fill, "%d,%d", &numbers[0], &numbers[1]) != 2)
+            return 2;
+        const int arrived = open_pipe(numbers[0], O_WRONLY);
+        const int filled = open_pipe(numbers[1], O_RDONLY);
+        if (arrived < 0 || filled < 0)
+            return 2;
+        if (write(arrived, "1", 1) != 1)
+            return 1;
+        return wait_for_byte(filled, "filled in");
+    }
+    return 0;
 }

@@ -19,8 +19,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from woodfrog.cpu import files, images, options, pid_namespace, processes
+from woodfrog.cpu import files, images, options, pages_by, pid_namespace, processes
 from woodfrog.cpu.gate import VARIABLE, Gate, waited_s
+from woodfrog.cpu.lazy_pages import OPTIONS as LAZY_OPTIONS
+from woodfrog.cpu.lazy_pages import VARIABLE as LAZY_VARIABLE
+from woodfrog.cpu.lazy_pages import LazyPages
 from woodfrog.cpu.pid_namespace import NewNamespace
 from woodfrog.cpu.processes import refuse_taken_numbers as refuse_taken_numbers  # part of this interface
 from woodfrog.cpu.reason import Kind, Reason, reason
@@ -201,8 +204,10 @@ class Criu:
             refuse_taken_numbers(tasks)
         from woodfrog._native import paths
 
-        with _scratch(log_directory) as work, files.kept_links(directory):
-            source, file_plan = files.prepare(directory, work, changes, namespace)
+        lazy = LazyPages.of(directory, tasks)
+        with _scratch(log_directory) as work, files.kept_links(directory), lazy or contextlib.nullcontext():
+            source, file_plan = files.prepare(directory, work, changes, namespace, lazy.replaced if lazy else None)
+            script = paths.gate() if gate is not None or lazy is not None else None
             arguments = options.restore(
                 self.path,
                 images=source,
@@ -211,8 +216,8 @@ class Criu:
                 shell_job=shell_job,
                 connections=connections,
                 unprivileged=_unprivileged(),
-                script=paths.gate() if gate is not None else None,
-                extra=options.inherited(inherited or {}),
+                script=script,
+                extra=[*options.inherited(inherited or {}), *(LAZY_OPTIONS if lazy is not None else ())],
             )
             if namespace is not None:
                 numbers = {number for task in tasks for number in (task.pid, *task.threads)}
@@ -220,12 +225,18 @@ class Criu:
             began_ticks = processes.now_ticks()
             handed = [*(inherited or {}).values(), *([gate.fd] if gate is not None else [])]
             variables = {VARIABLE: str(gate.fd)} if gate is not None else {}
+            if lazy is not None:
+                lazy.begin(work)
+                handed += lazy.descriptors
+                variables[LAZY_VARIABLE] = lazy.variable
             finished = run(arguments, timeout_s=timeout_s, work_directory=work, pass_fds=handed, variables=variables)
             log = _log(work / options.RESTORE_LOG)
             if finished.returncode != 0:
                 if namespace is None:  # what was in a namespace has ended with it
                     processes.kill_remains(tasks, began_ticks)
                 kept = _keep_log(work / options.RESTORE_LOG, log_directory)
+                if lazy is not None and lazy.failure is not None:
+                    raise _unfilled(lazy.failure, kept, tasks[0].pid) from lazy.failure
                 raise _failure("restore", finished, log, kept, tasks[0].pid, timeout_s, TargetState.NONE)
             pid = _restored_pid(work / options.RESTORE_PID, tasks[0].pid)
             init_pid = int(_log(work / pid_namespace.INIT_PID_FILE)) if namespace is not None else 0
@@ -349,6 +360,17 @@ def _failure(
     }
     advice = f"{known.advice} CRIU's log: {kept}" if kept else known.advice
     return kinds[known.kind](known.sentence, advice=advice, phase="cpu", pid=pid, target_state=state, details=details)
+
+
+def _unfilled(failure: BaseException, kept: Path | None, pid: int) -> WoodfrogError:
+    where = f" CRIU's log: {kept}" if kept else ""
+    return WoodfrogError(
+        f"The memory of the restored processes could not be filled: {failure}.",
+        advice=f"{pages_by.VARIABLE}=criu in the daemon's environment leaves that to CRIU.{where}",
+        phase="cpu",
+        pid=pid,
+        target_state=TargetState.NONE,
+    )
 
 
 def _restored_pid(path: Path, expected: int) -> int:

@@ -22,7 +22,7 @@ import contextlib
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -97,10 +97,14 @@ def plan(
 
 
 def prepare(
-    directory: Path, scratch: Path, changes: Changes | None = None, namespace: NewNamespace | None = None
+    directory: Path,
+    scratch: Path,
+    changes: Changes | None = None,
+    namespace: NewNamespace | None = None,
+    replaced: Mapping[str, bytes] | None = None,
 ) -> tuple[Path, FilePlan]:
     """The folder to restore from: `directory` itself, or one in `scratch` whose file list has the sizes of now, and the
-    changes.
+    changes; files that are `replaced`, by name, have other contents there.
 
     Raises RefusedError naming every file that stands in the way. `scratch` must exist and belong to the caller.
     """
@@ -124,15 +128,18 @@ def prepare(
             os.fchown(descriptor, *changes.owner)
         os.fchmod(descriptor, mode)  # CRIU compares the permission bits too
         os.close(descriptor)
-    if not (result.sizes or changes.paths or changes.ports):
+    contents = dict(replaced or {})
+    if result.sizes or changes.paths or changes.ports:
+        contents["files.img"] = rewritten((directory / "files.img").read_bytes(), changes, result.sizes)
+    if not contents:
         return directory, result
     overlay = scratch / "images"
     overlay.mkdir(mode=0o700)
     for entry in os.scandir(directory):
-        if entry.name != "files.img":
+        if entry.name not in contents:
             (overlay / entry.name).symlink_to(Path(entry.path).absolute())
-    patched = rewritten((directory / "files.img").read_bytes(), changes, result.sizes)
-    (overlay / "files.img").write_bytes(patched)
+    for name, content in contents.items():
+        (overlay / name).write_bytes(content)
     return overlay, result
 
 

@@ -181,3 +181,39 @@ def test_any_bytes_are_answered(tmp_path: Path, data: bytes, framed: bool) -> No
     (tmp_path / "pagemap-7.img").write_bytes(image(fields(f1=1), data) if framed else data)
     for cut in pagemap.cuts(tmp_path).values():
         assert sum(sizes_of(cut)) == 2 * PAGE
+
+
+def test_what_a_pagemap_says_is_read_with_places_in_the_pages_file(tmp_path: Path) -> None:
+    page = PAGE
+    path = tmp_path / "pagemap-12.img"
+    path.write_bytes(
+        image(
+            fields(f1=3),
+            entry(BASE, 2, PRESENT | LAZY),
+            entry(BASE + 8 * page, 1, PARENT),
+            entry(BASE + 9 * page, 300, LAZY),
+            entry(BASE + 400 * page, 5),
+        )
+    )
+    (tmp_path / "pagemap-shmem-7.img").write_bytes(image(fields(f1=4)))
+    (tmp_path / "pagemap-9.img").write_bytes(image(fields(f1=5)))
+    assert list(pagemap.paths(tmp_path)) == [9, 12]
+    name, listed = pagemap.read(path)
+    found = list(listed)
+    assert name == "pages-3.img"
+    assert [(one.pages, one.flags) for one in found] == [(2, 6), (1, 1), (300, 2), (5, 4)]
+    assert [(one.pages, offset) for one, offset in pagemap.placed(found)] == [(2, 0), (5, 2 * page)]
+    whole = list(pagemap.placed(found, LAZY | PRESENT))
+    assert [(one.pages, offset) for one, offset in whole] == [(2, 0), (300, 2 * page), (5, 302 * page)]
+    assert array("Q", pagemap.pieces(whole[:2])).tolist() == [BASE, 2 * page, 0, BASE + 9 * page, 300 * page, 2 * page]
+
+
+def test_flags_are_replaced_and_nothing_else(tmp_path: Path) -> None:
+    unknown = fields(f1=BASE, f2=7, f4=LAZY, f5=7, f99=1234)
+    first, last = entry(BASE - PAGE, 1, PRESENT | LAZY), entry(BASE + 100 * PAGE, 1)
+    (tmp_path / "pagemap-1.img").write_bytes(image(fields(f1=3, f50=1), first, unknown, last))
+    changed = pagemap.with_flags(tmp_path / "pagemap-1.img", lambda one: one.flags | PRESENT)
+    assert changed == image(fields(f1=3, f50=1), first, fields(f1=BASE, f2=7, f5=7, f99=1234, f4=LAZY | PRESENT), last)
+    assert pagemap.with_flags(tmp_path / "pagemap-1.img", lambda one: one.flags) == image(
+        fields(f1=3, f50=1), first, unknown, last
+    )
