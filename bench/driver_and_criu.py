@@ -1,8 +1,9 @@
 """The way without woodfrog: the driver's checkpoint takes all data into the process, CRIU saves the process.
 
-That is what cuda-checkpoint and CRIU do together (CRIUgpu, Dynamo). The image lies in memory. A restore is CRIU, which
-reads all of the data, and the driver, which copies it to the GPU. CRIU is called with the options that woodfrog uses,
-which cost nothing that matters here. Ends only processes that it restored itself.
+That is what cuda-checkpoint and CRIU do together (CRIUgpu, Dynamo). The image lies in memory, of large pages where this
+process may mount. A restore is CRIU, which reads all of the data, and the driver, which copies it to the GPU. CRIU is
+called with the options that woodfrog uses when it leaves all pages to CRIU, which cost nothing that matters here. Ends
+only processes that it restored itself.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ import psutil
 
 import driver_baseline
 import target_process
-from woodfrog.cpu import criu
+from woodfrog.cpu import criu, pages_by
+from woodfrog.operations.memory_folder import MemoryFolder
 from woodfrog.target.identity import Identity
 from woodfrog.target.reaper import Reaper, become_subreaper
 
@@ -83,10 +85,13 @@ class Restored:
 def session() -> Iterator[Reaper]:
     """What CRIU restores within it is this process's to reap."""
     become_subreaper()
+    before = os.environ.get(pages_by.VARIABLE, "")
+    os.environ[pages_by.VARIABLE] = "criu"
     try:
         with Reaper() as reaper:
             yield reaper
     finally:
+        os.environ[pages_by.VARIABLE] = before
         ctypes.CDLL(None).prctl(36, ctypes.c_ulong(0), 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
 
 
@@ -102,9 +107,10 @@ def require_room(data_bytes: int) -> None:
 
 
 @contextmanager
-def saved(target: target_process.TargetRun, label: str) -> Iterator[Saved]:
-    """Saves the target, which is gone then; its image is there until the block ends."""
-    folder = PLACE / f"woodfrog-bench-{os.getpid()}-{label}"
+def saved(target: target_process.TargetRun, label: str, data_bytes: int) -> Iterator[Saved]:
+    """Saves the target, with about so much on the GPU; it is gone then; its image is there until the block ends."""
+    memory = MemoryFolder.make(psutil.Process(target.pid).memory_info().rss + data_bytes)
+    folder = (memory.path if memory is not None else PLACE) / f"woodfrog-bench-{os.getpid()}-{label}"
     try:
         lock_s, checkpoint_s = driver_baseline.driver_out(target.pid)
         begin_s = time.time()
@@ -115,6 +121,8 @@ def saved(target: target_process.TargetRun, label: str) -> Iterator[Saved]:
         yield Saved(folder, lock_s, checkpoint_s, dump_s, dumped.size_bytes)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        if memory is not None:
+            memory.close()
 
 
 def restore(reaper: Reaper, image: Saved) -> tuple[Restored, Back]:
