@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class CpuPages:
-    """Those of one restore: made, and begun to be filled, at once. `close` it."""
+    """Those of one restore: made at once, and filled from `begin` on. `close` it."""
 
     def __init__(self, image: Image, directory: Path) -> None:
         from woodfrog._native import transfer
@@ -37,22 +36,25 @@ class CpuPages:
         try:
             for record in self._records:
                 self._fds.append(layout.create_file(directory, record.path))
-            extract = image.files_extraction(self._records, self._fds)
-            thread = threading.Thread(target=self._fill, args=(extract,), name="restore-pages", daemon=True)
-            thread.start()
-            self._thread = thread
+            self._extract = image.files_extraction(self._records, self._fds)
         except BaseException:
             self.close()
             raise
+
+    def begin(self) -> None:
+        """Fill them from now on."""
+        thread = threading.Thread(target=self._fill, name="restore-pages", daemon=True)
+        thread.start()
+        self._thread = thread
 
     @property
     def names(self) -> set[str]:
         """What is being filled here."""
         return {record.path for record in self._records}
 
-    def _fill(self, extract: Callable[[Progress | None], None]) -> None:
+    def _fill(self) -> None:
         try:
-            extract(self.progress)
+            self._extract(self.progress)
             self._close_files()  # their memory is given back once they are unlinked, not when the restore ends
             self.gate.open()
         except BaseException as failure:  # noqa: BLE001 (told to who waits, whatever it is)

@@ -60,7 +60,7 @@ class CpuRestore:
         log.info("CRIU's files are read in %s", self._folder.path)
 
     def extract(self) -> None:
-        """The files; those of pages go on being filled."""
+        """The files; those of pages are filled from then on."""
         from woodfrog._native import transfer
 
         assert self._folder is not None
@@ -71,6 +71,7 @@ class CpuRestore:
         extracting = transfer.Progress()
         with self._runner.counting("extract", JointProgress([extracting])):
             image.extract_cpu(directory, others, extracting)
+        self._pages.begin()  # not beside the few that CRIU needs first
 
     def tasks(self) -> list[criu_images.Task]:
         """What processes the extracted files are of."""
