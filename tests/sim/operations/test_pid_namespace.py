@@ -51,6 +51,7 @@ def test_three_processes_of_one_image_run_at_once_and_one_that_is_killed_disturb
         target.check_runs_right()
     for target in targets:
         wait_until_ended(target.pid)
+    assert product.daemon_log().count("of pages filled in") == 3, "CRIU was to leave their memory out"
     nothing_is_left(product)
 
 
