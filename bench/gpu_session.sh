@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # One session of tests and benchmarks on a machine with a GPU, from a bare checkout to results, under a time budget.
 #
-#   STAGES="build machine doctor smoke matrix data_path cycle overhead incremental shadow concurrent switch coldstart driver_path handover sharing trace store multi_gpu multi_gpu_tp multi_gpu_share" BUDGET_S=570 OUT=folder bash bench/gpu_session.sh
+#   STAGES="build machine doctor smoke matrix data_path cycle overhead incremental shadow concurrent interference switch coldstart driver_path handover sharing trace store multi_gpu multi_gpu_tp multi_gpu_share" BUDGET_S=570 OUT=folder bash bench/gpu_session.sh
 #
 # It installs woodfrog from this checkout into a virtual environment that sees the machine's own Python packages;
 # missing packages may be carried as wheels in .carry/wheels, CRIU's prefix and an S3 server in .carry/tools.tar.xz
@@ -239,7 +239,7 @@ bench() {
 }
 
 for name in $stages; do
-    [[ $name == build || $name == machine ]] || start_daemon
+    [[ $name == build || $name == machine || $name == interference ]] || start_daemon
     case $name in
         build) ;;
         machine) stage machine 60 "$python" bench/machine.py "${quick[@]}" --work "$work" --warm-gib "${WARM_GIB:-100}" ${MACHINE_ARGS:-} ;;
@@ -261,6 +261,7 @@ for name in $stages; do
         incremental) bench incremental 450 60 ;;
         shadow) bench shadow 300 30 ;;
         concurrent) bench concurrent_drain 480 80 ;;
+        interference) bench interference 110 10 ;; # no daemon: the training is a plain one
         switch) bench switch 170 15 ;; # it keeps of that what the driver's part needs
         multi_gpu) bench multi_gpu 300 30 ;;
         multi_gpu_tp) bench multi_gpu 200 30 --program tp_generate ;;
