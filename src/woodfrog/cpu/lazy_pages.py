@@ -87,12 +87,12 @@ class LazyPages:
         if pages_by.by_criu_alone() or not gate.is_possible():
             return None
         if trouble := transfer.userfaultfd_trouble():
-            log.info("CRIU reads the pages itself: no userfaultfd (%s)", trouble)
+            log.warning("CRIU reads the pages itself, which takes longer: no userfaultfd (%s)", trouble)
             return None
         try:
             lazy = cls(directory, tasks)
         except BadImageError as failure:
-            log.info("CRIU reads the pages itself: %s", failure)
+            log.warning("CRIU reads the pages itself, which takes longer: %s", failure)
             return None
         return lazy if lazy._processes else None
 
@@ -225,7 +225,7 @@ class LazyPages:
     def _fill(self) -> None:
         from woodfrog._native import transfer
 
-        begin = time.monotonic()
+        begin, processors_s = time.monotonic(), time.process_time()
         for pid, process in self._processes.items():
             if process.uffd < 0:
                 raise self.failure or RuntimeError(f"there is no userfaultfd of process {pid}")
@@ -233,7 +233,14 @@ class LazyPages:
                 with process.pages_file.open("rb") as file:
                     transfer.fill_pages(process.uffd, file.fileno(), process.pieces)
         self.seconds = time.monotonic() - begin
-        log.info("%.0f MB of pages filled in %.3f s", self.size_bytes / 1e6, self.seconds)
+        ranges = sum(len(process.pieces) for process in self._processes.values()) // pagemap.PIECE_BYTES
+        log.info(
+            "%.0f MB of pages filled in %.3f s: %d ranges, %.2f s of processors",
+            self.size_bytes / 1e6,
+            self.seconds,
+            ranges,
+            time.process_time() - processors_s,
+        )
 
 
 def _wait(descriptors: list[int]) -> list[int]:

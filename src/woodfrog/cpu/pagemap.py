@@ -21,6 +21,8 @@ from woodfrog.errors import BadImageError
 
 WINDOW_BYTES = 16 << 10  # measured against 4 and 64 KiB: docs/format.md, "Pages of processes"
 
+PIECE_BYTES = 24  # of one in what `pieces` returns
+
 _PAGEMAP_MAGIC = 0x56084025  # criu/include/magic.h
 # images/pagemap.proto: field numbers. CRIU 4 writes the number of pages as field 5 as well, for more than 2^32 of them.
 _HEAD_PAGES_ID = 1
