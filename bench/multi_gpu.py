@@ -439,7 +439,9 @@ def main() -> int:
         default=0.0,
         help="suspend it for so long once; its time-outs are a third of that",
     )
-    parser.add_argument("--within-groups", type=int, default=WITHIN_GROUPS, help="that train_ratio is the median of")
+    parser.add_argument(
+        "--within-groups", type=int, default=WITHIN_GROUPS, help="that train_ratio is the median of; 0: none"
+    )
     parser.add_argument("--steps", type=int, default=150, help="of the undisturbed run that is timed")
     parser.add_argument("target", nargs="*", help="options of the program, after --")
     arguments = parser.parse_args()
@@ -474,7 +476,7 @@ def main() -> int:
             results.add(what="output", output=reference.run.tail())
     finally:
         reference.end()
-    if found is not None and arguments.program == "train_ddp" and not arguments.quick:
+    if found is not None and arguments.program == "train_ddp" and arguments.within_groups and not arguments.quick:
         measured(
             results,
             "training within one job",
