@@ -14,7 +14,8 @@ A training runs without woodfrog, and beside it, in processes of their own (nois
                  `none`: nobody). avoid: the noise everywhere but where the training's busy threads were when it began,
                  and the siblings of those
 
-summary: speed_<noise>_<threads>, with the policy and the placement where they are not the usual ones; siblings (1: the
+summary: speed_<noise>_<threads>, with the policy and the placement where they are not the usual ones (first: at the
+usual priority, not at that of what nobody waits for); siblings (1: the
 machine shows no SMT).
 
 On a machine without a GPU: put the simulated driver's folder into LD_LIBRARY_PATH and use --quick.
@@ -54,6 +55,7 @@ class Noise:
     threads: int = 1
     policy: str = "other"
     placement: str = "all"
+    nice: int = NICE  # of the processor's noises
 
     @property
     def where(self) -> str:
@@ -66,12 +68,14 @@ class Noise:
     def label(self) -> str:
         parts = [self.name, str(self.threads)] if self.where == "cpu" else [self.name]
         parts += [what for what, usual in ((self.policy, "other"), (self.placement, "all")) if what != usual]
+        parts += ["first"] if self.nice != NICE else []
         return "_".join(parts)
 
 
 # In order of importance: the budget may end before the plan does.
 PLAN = (
     Noise("writer", 8),
+    Noise("writer", 32, nice=0),  # as what an arena could not hold was written, until 2026-11-30
     Noise("hash", 8),
     Noise("tmpfs", 8),
     Noise("drain"),
@@ -289,7 +293,7 @@ class Session:
             maker = self._makers[noise.where]
             maker.order(
                 noise=noise.name, threads=noise.threads, seconds=seconds, policy=noise.policy, processors=processors,
-                nice=NICE if noise.where == "cpu" else 0,
+                nice=noise.nice,
             )  # fmt: skip
             maker.said()  # it has begun
             with watched(self._target) as found:
@@ -319,7 +323,7 @@ class Session:
         self._results.summary[f"speed_{noise.label}"] = speed
         self._results.add(
             kind="noise", noise=noise.name, threads=noise.threads, policy=noise.policy, placement=noise.placement,
-            **spread.members("step_s"), **quiet_spread.members("quiet_step_s"), speed=speed,
+            nice=noise.nice, **spread.members("step_s"), **quiet_spread.members("quiet_step_s"), speed=speed,
             speed_mean=statistics.mean(quiet_steps) / statistics.mean(steps),
             run_s=noisy.run_s / count, wait_s=noisy.wait_s / count,
             quiet_run_s=sum(quiet.run_s for quiet in quiets) / quiet_count,
@@ -331,7 +335,7 @@ class Session:
 def print_table(results: harness.Results) -> None:
     steps = ("step_s", "step_s_min", "step_s_max", "quiet_step_s", "speed", "speed_mean")
     why = ("run_s", "quiet_run_s", "wait_s", "quiet_wait_s", "gb_per_s", "user_s_per_gb", "system_s_per_gb")
-    columns = ("noise", "threads", "policy", "placement", *steps, *why)
+    columns = ("noise", "threads", "nice", "policy", "placement", *steps, *why)
     rows = [[row.get(name) for name in columns] for row in results.rows if row["kind"] == "noise" and "speed" in row]
     print("\n" + harness.table("the training beside each noise", columns, rows), flush=True)
 

@@ -319,6 +319,8 @@ class Checkpoint(FreezingOperation):
         increment = self._increment
         # A target that ends waits for everything, so there is nothing to capture first.
         progress = increment.plan_capture() if self._request.stop else increment.plan_drain()
+        if not self._request.stop:
+            self._writing.threads = background_threads()  # the target waits for none of it, nor does its return
         with self.runner.counting("drain", progress):
             (increment.capture if self._request.stop else increment.drain)(progress)
 

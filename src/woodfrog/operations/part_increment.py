@@ -20,7 +20,7 @@ from woodfrog.errors import NoSpaceError, WoodfrogError
 from woodfrog.image import chunks
 from woodfrog.image.chunks import Cut
 from woodfrog.image.writer import ImageWriter
-from woodfrog.operations import concurrent, room
+from woodfrog.operations import background, concurrent, room
 from woodfrog.operations.concurrent import Allowance, DeviceWay
 from woodfrog.operations.context import Arenas, Context
 from woodfrog.operations.copy_on_write import RING_BYTES, CopyOnWrite, GuardedPart
@@ -288,8 +288,8 @@ class PartIncrement:
             staging.release_below(self._slots[end] if end < self._staged else staging.slots)
 
         if self._streams:
-            self.store(writing)  # the arena is one ring from now on
-            self._stream(drain, 0, self._staged, moving, writing)
+            background.in_background(lambda: self.store(writing))  # the arena is one ring from now on
+            self._stream(drain, 0, self._staged, moving, writing, initializer=background.give_way)
         else:
             behind = len(self.moved) - self._staged  # what is in the arena already
             first = 0
@@ -362,10 +362,19 @@ class PartIncrement:
 
     # ── one batch ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _stream(self, drain: Drain, first: int, count: int, draining: Progress, writing: Progress) -> None:
-        """In batches of half the ring: one is drained while the one before is written."""
+    def _stream(
+        self,
+        drain: Drain,
+        first: int,
+        count: int,
+        draining: Progress,
+        writing: Progress,
+        initializer: Callable[[], None] | None = None,
+    ) -> None:
+        """In batches of half the ring: one is drained while the one before is written (by a thread that calls
+        `initializer` first)."""
         half = max(1, self._space.slots(self._chunk_bytes) // 2)
-        with ThreadPoolExecutor(1, thread_name_prefix="stream") as pool:
+        with ThreadPoolExecutor(1, thread_name_prefix="stream", initializer=initializer) as pool:
             pending: Future[None] | None = None
             try:
                 for number, begin in enumerate(range(first, first + count, half)):

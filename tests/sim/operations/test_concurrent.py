@@ -22,10 +22,12 @@ from scribbling import CHUNK, STEPS, check_images, contents, do
 
 from woodfrog.errors import NoSpaceError, UsageError
 from woodfrog.image.repository import ImageRepository
+from woodfrog.target import procfs
 
 EXAMPLES = int(os.environ.get("WOODFROG_CONCURRENT_EXAMPLES", "3"))
 MIB = 1 << 20
 HASH, DRAIN, SNAPSHOT = "checkpoint.hash.before", "checkpoint.drain.before", "checkpoint.snapshot.before"
+WRITTEN = "store.pack.written"  # by the first of the batches, the others are still to drain
 OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
 LAUNCHES = st.one_of(
     st.tuples(st.sampled_from(["launch", "record"]), st.integers(0, 1 << 30), st.integers(1, 4096), st.integers(0, 99)),
@@ -261,6 +263,21 @@ def test_copies_that_the_arena_cannot_hold_go_to_the_store_in_batches(make_bench
 
     result = bench.checkpoint(work, concurrent="copy")
     assert (result["ring"], result["concurrent"][0]["way"]) == (True, "copy")
+    bench.check()
+
+
+def test_what_goes_to_the_store_beside_a_running_target_lets_it_go_first(make_bench: Callable[..., Bench]) -> None:
+    bench = make_bench(daemon_arguments=["--arena", "64M"], hold=WRITTEN)
+    filled(bench.target, [24 * MIB] * 4)
+    priorities: set[int] = set()
+
+    def look() -> None:
+        bench.target.fill(next(iter(bench.target.memory)), 0, MIB, 0x22)  # it runs
+        daemon = bench.product.daemon_pid()
+        priorities.update(os.getpriority(os.PRIO_PROCESS, thread) for thread in procfs.threads(daemon))
+
+    assert bench.checkpoint(look, concurrent="copy")["ring"] is True
+    assert max(priorities) == max(5, os.getpriority(os.PRIO_PROCESS, 0))  # background.give_way
     bench.check()
 
 
