@@ -52,26 +52,22 @@ class Kept:
             chunks.select(self.nodes, at),
         )
 
-    def hash(self, arenas: Arenas, chunk_bytes: int) -> bytes:
-        """Their digests, as they lie there."""
+    def hash(self, arenas: Arenas, chunk_bytes: int, threads: int = 0) -> bytes:
+        """Their digests, as they lie there. `threads`: as of ImageWriter."""
         from woodfrog._native import transfer
 
         found = bytearray()
-        at = 0
-        while at < len(self):
-            end = at
-            # Neighbouring slots of one arena, up to and including a chunk that is short.
-            while (
-                end < len(self)
-                and self.nodes[end] == self.nodes[at]
-                and self.offsets[end] - self.offsets[at] == (end - at) * chunk_bytes
-            ):
-                end += 1
-                if self.sizes[end - 1] != chunk_bytes:
-                    break
-            ranges = [(self.offsets[at], self.offsets[end - 1] + self.sizes[end - 1] - self.offsets[at])]
-            found += transfer.hash_arena(arenas.arena(self.nodes[at]), ranges, chunk_bytes=chunk_bytes)
-            at = end
+        ranges: list[tuple[int, int]] = []  # of one arena, a call for all of them: its threads share them
+        whole = False  # the last one ends with a whole chunk: the next chunk may belong to it
+        for at, (node, offset, size) in enumerate(zip(self.nodes, self.offsets, self.sizes, strict=True)):
+            if whole and ranges and offset == sum(ranges[-1]):
+                ranges[-1] = (ranges[-1][0], ranges[-1][1] + size)
+            else:
+                ranges.append((offset, size))
+            whole = size == chunk_bytes
+            if at + 1 == len(self) or self.nodes[at + 1] != node:
+                found += transfer.hash_arena(arenas.arena(node), ranges, chunk_bytes=chunk_bytes, threads=threads)
+                ranges = []
         return bytes(found)
 
     def store(self, digests: bytes, writer: ImageWriter, arenas: Arenas, progress: Progress) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -401,17 +402,15 @@ class PartIncrement:
         """To the store as far as it lacks them. DiffersError if any is not what was hashed."""
         from woodfrog._native import transfer
 
-        digests = chunks.select_digests(self.digests, kept.positions)
         if self._everything:
-            # Every byte that crossed the bus is what was hashed on the other side of it.
-            if kept.hash(self._arenas, self._chunk_bytes) != digests:
-                raise DiffersError(
-                    "what arrived in host memory is not what was hashed on the GPU",
-                    advice="this machine's memory or bus is at fault; the image was not written",
-                )
-            new = set(self.new)
-            at = [at for at, position in enumerate(kept.positions) if position in new]
-            kept, digests = kept.select(at), chunks.select_digests(digests, at)
+            # Every byte that crossed the bus is what was hashed on the other side of it: here what is not stored (which
+            # is compared when it is).
+            first = bisect_left(self.new, min(kept.positions, default=0))
+            end = bisect_right(self.new, max(kept.positions, default=0))
+            new = set(self.new[first:end])
+            self._compare(kept.select([at for at, position in enumerate(kept.positions) if position not in new]))
+            kept = kept.select([at for at, position in enumerate(kept.positions) if position in new])
+        digests = chunks.select_digests(self.digests, kept.positions)
         try:
             kept.store(digests, self._writer, self._arenas, progress)
         except transfer.IntegrityError as failure:
@@ -419,3 +418,12 @@ class PartIncrement:
                 f"what is in host memory is not what was hashed on the GPU: {failure}",
                 advice="this machine's memory or bus is at fault; the image was not written",
             ) from failure
+
+    def _compare(self, kept: Kept) -> None:
+        """DiffersError if any is not what was hashed."""
+        found = kept.hash(self._arenas, self._chunk_bytes, self._writer.threads)
+        if found != chunks.select_digests(self.digests, kept.positions):
+            raise DiffersError(
+                "what arrived in host memory is not what was hashed on the GPU",
+                advice="this machine's memory or bus is at fault; the image was not written",
+            )

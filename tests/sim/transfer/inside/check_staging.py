@@ -15,6 +15,7 @@ from woodfrog.image.chunks import Cut, packed, select_digests
 from woodfrog.operations import staging as staging_module
 from woodfrog.operations.concurrent import Allowance
 from woodfrog.operations.data import GpuData
+from woodfrog.operations.kept import Kept
 from woodfrog.operations.notes import HandleNote
 from woodfrog.operations.part_increment import PartIncrement
 from woodfrog.operations.staging import Staging
@@ -152,3 +153,42 @@ def test_a_copy_that_is_not_what_was_hashed_does_not_leave_the_gpu(view: View, d
             increment.release()
     finally:
         data.release()
+
+
+@pytest.mark.parametrize("damaged", [None, 2, 3])
+def test_of_all_that_crossed_the_bus_what_is_known_is_compared_and_the_rest_is_stored(
+    view: View, device: transfer.Device, damaged: int | None
+) -> None:
+    size = 4 * CHUNK
+    devices = SimpleNamespace(by_uuid=lambda uuid: device)
+    data = GpuData(devices, [HandleNote(1, size, 0, "allocation")], {0: "gpu"})  # type: ignore[arg-type]
+    [part], [cut] = data.parts, data.cuts(CHUNK)
+    stored: list[bytes] = []
+    writer = SimpleNamespace(
+        chunk_bytes=CHUNK, threads=1, write_gpu=lambda table, sources, progress: stored.append(table)
+    )
+    increment = PartIncrement(
+        SimpleNamespace(arenas=SimpleNamespace(arena=lambda node: view.arena)),  # type: ignore[arg-type]
+        data,
+        part,
+        cut,
+        writer,  # type: ignore[arg-type]
+        {},
+        0,
+        everything=True,
+        in_background=lambda: False,
+        turn=lambda: None,
+        cow=None,
+    )
+    view.put(0, noise(size, 1))
+    digests = transfer.hash_arena(view.arena, [(0, size)], chunk_bytes=CHUNK)
+    increment.found(digests, array("I", [0, 1]), None)
+    increment._kept = [Kept(range(4), array("I", [CHUNK] * 4), array("Q", range(0, size, CHUNK)), array("i", [0] * 4))]
+    if damaged is None:
+        increment.store(transfer.Progress())
+        assert [table[:32] + table[48:80] for table in stored] == [digests[: 2 * 32]]
+        return
+    view.put(damaged * CHUNK + 9, b"!")
+    with pytest.raises(WoodfrogError, match="what arrived in host memory is not what was hashed"):
+        increment.store(transfer.Progress())
+    assert stored == []
