@@ -6,6 +6,7 @@ from pathlib import Path
 
 from woodfrog.driver import library
 from woodfrog.errors import WoodfrogError
+from woodfrog.target import procfs
 
 UNBOUND = -1
 
@@ -28,16 +29,8 @@ def node_of(ordinal: int) -> int:
 
 
 def online_nodes() -> list[int]:
-    """NUMA nodes of this machine, from a list such as "0-1,4"."""
-    try:
-        text = Path("/sys/devices/system/node/online").read_text().strip()
-    except OSError:
-        return []
-    nodes: list[int] = []
-    for part in filter(None, text.split(",")):
-        low, _, high = part.partition("-")
-        nodes.extend(range(int(low), int(high or low) + 1))
-    return nodes
+    """NUMA nodes of this machine."""
+    return procfs.listed("/sys/devices/system/node/online")
 
 
 def divide(size_bytes: int, nodes: list[int]) -> dict[int, int]:

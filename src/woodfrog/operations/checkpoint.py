@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from woodfrog.errors import RefusedError, TargetState, UsageError, WoodfrogError
 from woodfrog.operations import concurrent, history, lent, precopy, room
 from woodfrog.operations import manifest as manifests
-from woodfrog.operations.background import background_threads, in_background
+from woodfrog.operations.background import Elsewhere, background_threads, give_way, in_background
 from woodfrog.operations.checkpoint_plan import CheckpointPlan, CheckpointRequest, make_plan, whole_chunks
 from woodfrog.operations.clean import Clean, CleanChangedError
 from woodfrog.operations.concurrent import Allowance
@@ -85,6 +85,7 @@ class Checkpoint(FreezingOperation):
         self._manifest: Manifest | None = None
         self._tracked = Tracked()
         self._clean: Clean | None = None
+        self._elsewhere: Callable[[], None] = give_way
         self._may_drain = threading.Event()  # not while the target's memory is being mapped again
         self._may_drain.set()
 
@@ -152,6 +153,7 @@ class Checkpoint(FreezingOperation):
         """Memory and disk at hand while the target still runs: it shall not wait for either."""
         context, request, plan = self._context, self._request, self._planned
         surveyed, chunk_bytes = plan.surveyed, self._images.chunk_bytes
+        self._elsewhere = Elsewhere([process.pid for process in surveyed.processes])
         if request.precopy:
             pass  # it takes what it needs, and then what will be left
         elif plan.ring:
@@ -250,6 +252,7 @@ class Checkpoint(FreezingOperation):
             allowance=self._allowance,
             turn=self._may_drain.wait,
             in_background=lambda: target.resumed_at > 0.0,
+            giving_way=self._elsewhere,
             precopy=self._precopy,
             cow=self._cow,
         )
@@ -343,7 +346,7 @@ class Checkpoint(FreezingOperation):
     def _gently(self, work: Callable[[], None]) -> None:
         """The target runs on beside it."""
         self._writing.threads = background_threads()
-        in_background(work)
+        in_background(work, self._elsewhere)
 
     def _write(self) -> None:
         if self._data is not None and self._increment is not None and self._data.parts:

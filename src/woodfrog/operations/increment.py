@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from woodfrog.image.manifest import Amounts
 from woodfrog.image.writer import ImageWriter
+from woodfrog.operations.background import give_way
 from woodfrog.operations.clean import Clean
 from woodfrog.operations.concurrent import AUTO, COW, STOP, Allowance, DeviceWay
 from woodfrog.operations.context import Context
@@ -33,7 +34,7 @@ class Increment:
 
     `spaces` (by the target's device ordinal) are the caller's to free; this may take more into them. `in_background`:
     whether the target runs again, so that copies of its own have to be let through. `turn` is called before each part
-    of a drain, and may wait."""
+    of a drain, and may wait; `giving_way` by a thread that stores what was drained, before each batch."""
 
     def __init__(
         self,
@@ -50,6 +51,7 @@ class Increment:
         allowance: Allowance | None = None,
         in_background: Callable[[], bool] = lambda: False,
         turn: Callable[[], object] = lambda: None,
+        giving_way: Callable[[], None] = give_way,
         precopy: Precopy | None = None,
         cow: CopyOnWrite | None = None,
     ) -> None:
@@ -73,6 +75,7 @@ class Increment:
                 everything=everything,
                 in_background=in_background,
                 turn=turn,
+                giving_way=giving_way,
                 cow=self._cow,
             )
             for part, cut in zip(data.parts, data.cuts(writer.chunk_bytes), strict=True)

@@ -21,7 +21,8 @@ from woodfrog.errors import NoSpaceError, WoodfrogError
 from woodfrog.image import chunks
 from woodfrog.image.chunks import Cut
 from woodfrog.image.writer import ImageWriter
-from woodfrog.operations import background, concurrent, room
+from woodfrog.operations import concurrent, room
+from woodfrog.operations.background import in_background as gently
 from woodfrog.operations.concurrent import Allowance, DeviceWay
 from woodfrog.operations.context import Arenas, Context
 from woodfrog.operations.copy_on_write import RING_BYTES, CopyOnWrite, GuardedPart
@@ -67,6 +68,7 @@ class PartIncrement:
         everything: bool,
         in_background: Callable[[], bool],
         turn: Callable[[], object],
+        giving_way: Callable[[], None],
         cow: CopyOnWrite | None,
     ) -> None:
         self.part = part
@@ -83,6 +85,7 @@ class PartIncrement:
         self._everything = everything
         self._in_background = in_background
         self._turn = turn
+        self._giving_way = giving_way
         self._cow = cow  # where this way may be taken
         self._guarded: GuardedPart | None = None  # and it was
         self._staging: Staging | None = None
@@ -289,8 +292,8 @@ class PartIncrement:
             staging.release_below(self._slots[end] if end < self._staged else staging.slots)
 
         if self._streams:
-            background.in_background(lambda: self.store(writing))  # the arena is one ring from now on
-            self._stream(drain, 0, self._staged, moving, writing, initializer=background.give_way)
+            gently(lambda: self.store(writing), self._giving_way)  # the arena is one ring from now on
+            self._stream(drain, 0, self._staged, moving, writing, self._giving_way)
         else:
             behind = len(self.moved) - self._staged  # what is in the arena already
             first = 0
@@ -370,12 +373,17 @@ class PartIncrement:
         count: int,
         draining: Progress,
         writing: Progress,
-        initializer: Callable[[], None] | None = None,
+        giving_way: Callable[[], None] = lambda: None,
     ) -> None:
-        """In batches of half the ring: one is drained while the one before is written (by a thread that calls
-        `initializer` first)."""
+        """In batches of half the ring: one is drained while the one before is written, by a thread that calls
+        `giving_way` before each."""
+
+        def store(kept: Kept) -> None:
+            giving_way()
+            self._store_batch(kept, writing)
+
         half = max(1, self._space.slots(self._chunk_bytes) // 2)
-        with ThreadPoolExecutor(1, thread_name_prefix="stream", initializer=initializer) as pool:
+        with ThreadPoolExecutor(1, thread_name_prefix="stream") as pool:
             pending: Future[None] | None = None
             try:
                 for number, begin in enumerate(range(first, first + count, half)):
@@ -384,7 +392,7 @@ class PartIncrement:
                     drain(begin, here, first_slot, draining)
                     if pending is not None:
                         pending.result()
-                    pending = pool.submit(self._store_batch, self._lying(begin, here, first_slot), writing)
+                    pending = pool.submit(store, self._lying(begin, here, first_slot))
                 if pending is not None:
                     pending.result()
             except BaseException:

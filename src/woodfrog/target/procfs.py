@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _GONE = (FileNotFoundError, ProcessLookupError)
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _PF_KTHREAD = 0x00200000  # linux/sched.h
 
 
@@ -28,6 +29,14 @@ class Stat:
     terminal: int  # device number of the controlling terminal; 0: none
     start_ticks: int  # clock ticks after boot
     kernel_thread: bool  # by the kernel's own mark: in a container, process 2 and its children are ordinary ones
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """Of a thread: how long it has run, to a clock tick, and on which processor last."""
+
+    run_s: float
+    processor: int
 
 
 @dataclass(frozen=True)
@@ -90,6 +99,18 @@ def threads(pid: int) -> tuple[int, ...]:
 def thread_name(pid: int, thread: int) -> str | None:
     content = text(pid, f"task/{thread}/comm")
     return None if content is None else content.rstrip("\n")
+
+
+def scheduled(pid: int) -> dict[int, Scheduled]:
+    """Of each of its threads."""
+    found = {}
+    for thread in threads(pid):
+        content = text(pid, f"task/{thread}/stat")
+        if content:
+            fields = content[content.rindex(")") + 2 :].split()
+            run_ticks = int(fields[11]) + int(fields[12])  # utime, stime
+            found[thread] = Scheduled(run_ticks / _TICKS_PER_S, int(fields[36]))
+    return found
 
 
 def children(pid: int) -> list[int]:
@@ -156,3 +177,16 @@ def resident_bytes(pid: int) -> int:
     """Anonymous and shared memory that is in RAM now: about what a dump of the CPU side writes."""
     fields = status(pid) or {}
     return sum(int(fields.get(name, "0 kB").split()[0]) << 10 for name in ("RssAnon", "RssShmem"))
+
+
+def listed(path: str) -> list[int]:
+    """The numbers of a list as the kernel writes them in files of /sys, such as "0-1,4". None without the file."""
+    try:
+        content = Path(path).read_text().strip()
+    except OSError:
+        return []
+    numbers: list[int] = []
+    for part in filter(None, content.split(",")):
+        low, _, high = part.partition("-")
+        numbers.extend(range(int(low), int(high or low) + 1))
+    return numbers

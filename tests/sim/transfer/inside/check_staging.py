@@ -140,6 +140,7 @@ def test_a_copy_that_is_not_what_was_hashed_does_not_leave_the_gpu(view: View, d
             everything=False,
             in_background=lambda: False,
             turn=lambda: None,
+            giving_way=lambda: None,
             cow=None,
         )
         allowance = Allowance({0: device.free_bytes()}, 0)
@@ -178,6 +179,7 @@ def test_of_all_that_crossed_the_bus_what_is_known_is_compared_and_the_rest_is_s
         everything=True,
         in_background=lambda: False,
         turn=lambda: None,
+        giving_way=lambda: None,
         cow=None,
     )
     view.put(0, noise(size, 1))
