@@ -204,9 +204,10 @@ fi
 export PATH="$PATH:$tools/bin"
 
 # Images in memory where that can be had: the disk of the machine is not what is measured, and it may be small.
+# STORE_HUGE=within_size: in huge pages, as `woodfrog doctor` advises for /dev/shm.
 export WOODFROG_STORE=$work/store
 mkdir -p -m 700 "$WOODFROG_STORE"
-if [[ $(id -u) == 0 ]] && mount -t tmpfs -o "size=${STORE_SIZE:-80g},mode=0700" woodfrog-bench "$WOODFROG_STORE" 2> "$logs/mount.log"; then
+if [[ $(id -u) == 0 ]] && mount -t tmpfs -o "size=${STORE_SIZE:-80g},huge=${STORE_HUGE:-never},mode=0700" woodfrog-bench "$WOODFROG_STORE" 2> "$logs/mount.log"; then
     store_mounted=1
 else
     say "images go to the disk: no tmpfs could be mounted"

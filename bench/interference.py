@@ -12,7 +12,8 @@ A training runs without woodfrog, and beside it, in processes of their own (nois
 * gb_per_s, user_s_per_gb, system_s_per_gb   what the noise achieved and cost
 * placement      all: any processor. half: the training on one half of the cores, the noise on the other (of the noise
                  `none`: nobody). avoid: the noise everywhere but where the training's busy threads were when it began,
-                 and the siblings of those
+                 and the siblings of those. block: the noise on as many processors as it has threads, side by side and
+                 far from the training's busy threads, as woodfrog chooses them (operations/background.py)
 
 summary: speed_<noise>_<threads>, with the policy and the placement where they are not the usual ones (first: at the
 usual priority, not at that of what nobody waits for); siblings (1: the
@@ -42,6 +43,7 @@ import psutil
 import harness
 import target_process
 from concurrent_drain import options
+from woodfrog.operations.background import Elsewhere
 
 NICE = 5  # woodfrog's own for what nobody waits for (operations/background.py)
 SETTLE_S = 0.15  # after a noise's first and before a quiet's first step that counts
@@ -75,26 +77,29 @@ class Noise:
 # In order of importance: the budget may end before the plan does.
 PLAN = (
     Noise("writer", 8),
+    Noise("writer", 8, placement="block"),
     Noise("writer", 32, nice=0),  # as what an arena could not hold was written, until 2026-11-30
+    Noise("writer", 16, placement="block"),
+    Noise("writer", 4),
+    Noise("writer", 12, placement="block"),
+    Noise("drain"),
+    Noise("writer", 8, placement="half"),
+    Noise("hash", 8, placement="block"),
+    Noise("sha256", 8),
+    Noise("sha256", 8, placement="block"),
     Noise("hash", 8),
     Noise("tmpfs", 8),
-    Noise("drain"),
     Noise("hash_cached", 8),
-    Noise("writer", 8, policy="idle"),
-    Noise("writer", 8, placement="half"),
-    Noise("writer", 4),
-    Noise("writer", 16),
-    Noise("writer", 8, placement="avoid"),
     Noise("copy_32mib"),
     Noise("copy_4mib"),
     Noise("kernels"),
     Noise("none", placement="half"),
-    Noise("sha256", 8),
     Noise("memcpy", 8),
-    Noise("writer", 2),
+    Noise("writer", 16),
+    Noise("writer", 8, placement="avoid"),
+    Noise("writer", 8, policy="idle"),
     Noise("writer", 8, policy="batch"),
     Noise("hash", 16),
-    Noise("tmpfs", 16),
 )
 
 
@@ -288,6 +293,10 @@ class Session:
                 busy = busy_processors(self._target.pid, 0.3)
                 near = frozenset().union(*(self._cores.get(one, frozenset({one})) for one in busy))
                 processors = sorted(self._cores.keys() - near)
+            elif noise.placement == "block":
+                elsewhere = Elsewhere([self._target.pid], noise.threads)
+                time.sleep(0.3)
+                processors = sorted(elsewhere.processors())
             if not noise.where:
                 return self.quiet(seconds), {}
             maker = self._makers[noise.where]
@@ -300,7 +309,9 @@ class Session:
                 over = maker.said()
             maker.said()  # all is given back
         lasted_s = found[0].end_s - found[0].begin_s
-        said = {"processors": len(processors or self._cores), "lasted_s": lasted_s}
+        said: dict[str, Any] = {"processors": len(processors or self._cores), "lasted_s": lasted_s}
+        if processors:
+            said["where"] = f"{processors[0]} to {processors[-1]}"
         if gb := over["bytes"] / 1e9:
             said |= {"gb_per_s": gb / lasted_s}
         if gb and noise.where == "cpu":
@@ -348,13 +359,14 @@ def main() -> int:
     parser.add_argument("--noise-s", type=float, default=3.5)
     parser.add_argument("--quiet-s", type=float, default=1.5, help="between two noises")
     parser.add_argument("--data-gib", type=float, default=4.0, help="that is hashed and written again and again")
+    parser.add_argument("--rounds", type=int, default=1, help="of the plan; the summary has the last one's")
     parser.add_argument("--noises", nargs="+", metavar="LABEL", help="only these of the plan (names as in the summary)")
     arguments = parser.parse_args()
     name: str = arguments.target or ("sparse_writes" if arguments.quick else "train_gpt2")
     state_gib: float = arguments.state_gib
     if arguments.quick:
         arguments.noise_s, arguments.quiet_s, arguments.data_gib, state_gib = 0.6, 0.5, 0.125, 0.125
-    plan = [noise for noise in PLAN if not arguments.noises or noise.label in arguments.noises]
+    plan = [noise for noise in PLAN if not arguments.noises or noise.label in arguments.noises] * arguments.rounds
 
     results = harness.Results("interference")
     budget = harness.Budget(arguments.budget_s)

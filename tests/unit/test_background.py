@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -78,34 +79,90 @@ def wait_for_ticks(pid: int) -> None:
         time.sleep(0.01)
 
 
-def test_it_stays_away_from_a_thread_that_runs(busy: tuple[int, int]) -> None:
+def chosen(elsewhere: Elsewhere, busy: set[int], monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    monkeypatch.setattr(elsewhere, "_busy", lambda: set(busy))
+    monkeypatch.setattr(elsewhere, "_others", set)
+    return sorted(elsewhere.processors())
+
+
+def on_machine(processors: int, monkeypatch: pytest.MonkeyPatch, told: int = 0) -> None:
+    """One with so many processors, whose cores have processors i and i + `told`; 0: it does not tell."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(processors)))
+    monkeypatch.setattr(
+        background, "_siblings", lambda number: {number % told, number % told + told} if told else {number}
+    )
+
+
+def test_its_cores_are_far_from_busy_threads_and_have_no_processor_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_machine(32, monkeypatch)
+    elsewhere = Elsewhere([])
+    assert chosen(elsewhere, {3}, monkeypatch) == list(range(24, 32))
+    assert chosen(Elsewhere([]), {31}, monkeypatch) == list(range(8))
+    assert chosen(Elsewhere([]), {0, 31}, monkeypatch) == list(range(12, 20))
+    assert chosen(Elsewhere([], threads=16), {8}, monkeypatch) == list(range(16, 32))
+    assert chosen(Elsewhere([], threads=3), {9, 14}, monkeypatch) == list(range(28, 32))  # whole cores
+
+
+def test_it_stays_where_it_is_until_a_busy_thread_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_machine(32, monkeypatch)
+    elsewhere = Elsewhere([])
+    elsewhere._chosen = set(range(16, 24))
+    assert chosen(elsewhere, {2}, monkeypatch) == list(range(16, 24))
+    assert chosen(elsewhere, {2, 17}, monkeypatch) == list(range(24, 32))
+
+
+def test_where_busy_threads_are_everywhere_it_may_run_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_machine(32, monkeypatch)
+    assert chosen(Elsewhere([]), set(range(0, 32, 6)), monkeypatch) == list(range(32))
+    on_machine(2, monkeypatch)
+    assert chosen(Elsewhere([]), {1}, monkeypatch) == [0, 1]
+    on_machine(1, monkeypatch)
+    assert chosen(Elsewhere([]), {0}, monkeypatch) == [0]
+
+
+def test_others_are_left_alone_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_machine(32, monkeypatch)
+    ran = dict.fromkeys(range(32), (10.0, 100.0))
+    monkeypatch.setattr(procfs, "processors_ran", lambda: ran)
+    elsewhere = Elsewhere([])
+    monkeypatch.setattr(elsewhere, "_busy", lambda: {3})
+    ran = ran | dict.fromkeys((28, 29), (10.3, 100.5)) | {11: (10.2, 100.5), 12: (10.0, 100.0)}
+    assert sorted(elsewhere.processors()) == list(range(12, 20))
+    elsewhere._chosen = elsewhere.processors()
+    ran = ran | {14: (11.0, 101.0)}  # its own threads, perhaps
+    assert sorted(elsewhere.processors()) == list(range(12, 20))
+
+
+def test_it_takes_whole_cores_of_a_machine_that_tells_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_machine(16, monkeypatch, told=8)
+    assert background.cores(range(16)) == [{number, number + 8} for number in range(8)]
+    assert chosen(Elsewhere([]), {9}, monkeypatch) == [6, 7, 14, 15]
+    assert background.cores([1, 2, 9]) == [{1, 9}, {2}]
+
+
+def test_a_thread_that_runs_is_seen_where_it_is(busy: tuple[int, int]) -> None:
     pid, processor = busy
     elsewhere = Elsewhere([pid])
-    assert elsewhere.processors() == PROCESSORS  # nothing has run since
     wait_for_ticks(pid)
-    left = PROCESSORS - background.siblings(processor)
-    allowed = in_background(lambda: os.sched_getaffinity(0), elsewhere)
-    assert allowed == (left if len(left) >= background_threads() else PROCESSORS)
+    assert elsewhere._busy() == {processor}
+
+
+def test_the_threads_that_it_starts_are_where_it_is_and_the_caller_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = Elsewhere([])
+    processor = max(PROCESSORS)
+    monkeypatch.setattr(elsewhere, "processors", lambda: {processor})
+
+    def of_a_child() -> set[int]:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(os.sched_getaffinity, 0).result()
+
+    assert in_background(of_a_child, elsewhere) == {processor}
     assert os.sched_getaffinity(0) == PROCESSORS
 
 
-def test_it_stays_away_from_the_siblings_too_unless_too_few_are_left(
-    busy: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    elsewhere = Elsewhere([busy[0]])
-    wait_for_ticks(busy[0])
-    monkeypatch.setattr(background, "siblings", lambda processor: set(PROCESSORS))
-    assert elsewhere.processors() == PROCESSORS
-    elsewhere = Elsewhere([busy[0]])
-    elsewhere._all = {1000, 1001, 1002, busy[1]}
-    wait_for_ticks(busy[0])
-    monkeypatch.setattr(background, "siblings", lambda processor: {processor, 1001})
-    assert elsewhere.processors() == {1000, 1002}
-
-
-def test_processors_that_are_not_this_process_any_more_are_no_failure(busy: tuple[int, int]) -> None:
-    elsewhere = Elsewhere([busy[0]])
-    elsewhere._all = {1000}
+def test_processors_that_are_not_this_process_any_more_are_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = Elsewhere([])
+    monkeypatch.setattr(elsewhere, "processors", lambda: {1000})
     assert in_background(lambda: os.sched_getaffinity(0), elsewhere) == PROCESSORS
 
 
@@ -115,10 +172,10 @@ def test_a_process_that_has_ended_is_no_obstacle() -> None:
     assert elsewhere.processors() == PROCESSORS
 
 
-def test_the_cores_that_a_machine_tells_of_hold_their_own_processors() -> None:
-    for processor in PROCESSORS:
-        assert processor in background.siblings(processor)
-    assert background.siblings(1 << 20) == {1 << 20}  # no such file
+def test_every_processor_of_this_machine_is_on_one_core() -> None:
+    found = background.cores(PROCESSORS)
+    assert set.union(*found) == PROCESSORS
+    assert sum(len(core) for core in found) == len(PROCESSORS)
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,18 @@ def scheduled(pid: int) -> dict[int, Scheduled]:
     return found
 
 
+def processors_ran() -> dict[int, tuple[float, float]]:
+    """Of each processor of the machine: how long it has not been idle, and how long it has been there; seconds."""
+    found = {}
+    for line in Path("/proc/stat").read_text().splitlines():
+        name, *fields = line.split()
+        if name.startswith("cpu") and name != "cpu":
+            user, nice, system, idle, iowait, irq, softirq, steal = (int(field) for field in fields[:8])
+            ran = user + nice + system + irq + softirq + steal
+            found[int(name.removeprefix("cpu"))] = (ran / _TICKS_PER_S, (ran + idle + iowait) / _TICKS_PER_S)
+    return found
+
+
 def children(pid: int) -> list[int]:
     """Processes whose parent is `pid` (any of its threads), sorted. Exact only while none is started or ends."""
     found: set[int] = set()
