@@ -18,7 +18,8 @@ The processor's:
 The GPU's, by a process with a context of its own:
 
 * drain        woodfrog's own drain, `background`, as a checkpoint copies when its target runs on
-* copy_32mib, copy_4mib   to pinned memory in pieces of that size, two streams
+* copy_32mib, copy_4mib   to pinned memory in pieces of that size, two streams; the thread that waits for them spins, as
+               the driver has it, where the drain's sleeps
 * kernels      a kernel of one thread every millisecond
 """
 
