@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from woodfrog.cpu import files, images, options, pages_by, pid_namespace, processes
+from woodfrog.cpu import files, images, lazy_dump, options, pages_by, pid_namespace, processes
 from woodfrog.cpu.gate import VARIABLE, Gate, waited_s
 from woodfrog.cpu.lazy_pages import OPTIONS as LAZY_OPTIONS
 from woodfrog.cpu.lazy_pages import VARIABLE as LAZY_VARIABLE
@@ -113,6 +113,7 @@ class Criu:
         ghost_limit_bytes: int = options.GHOST_LIMIT_BYTES,
         passed_over: Sequence[str] = (),
         inner_pid: int | None = None,
+        pages_ahead: Path | None = None,
     ) -> Dumped:
         """Save the process tree below `pid` (CPU side only) into `directory`, which is created 0700 and must be empty.
 
@@ -120,7 +121,9 @@ class Criu:
         once the image is durable or to continue. `shell_job` None decides by the tree's session. `connections`:
         all of the tree's TCP connections are between its own processes, and are saved. `passed_over`: names
         (options.file_name) of files whose contents are the caller's affair. `inner_pid`: the tree runs in a PID
-        namespace (cpu.pid_namespace), where that is the number of its root. CRIU's log becomes part of the image.
+        namespace (cpu.pid_namespace), where that is the number of its root. `pages_ahead`: what lazy_dump.reserve made
+        for this tree, then without `inner_pid`; the tree stands still for a shorter time, and the files are the same.
+        CRIU's log becomes part of the image.
         On failure the tree runs on, the log is kept in `log_directory` if given (its end is in the error's details
         either way), and RefusedError, NoSpaceError, TimeoutExceededError or WoodfrogError says why.
         """
@@ -153,22 +156,24 @@ class Criu:
             )
             if inner_pid is not None:
                 arguments = pid_namespace.enter(pid, arguments)
-            finished = run(arguments, timeout_s=timeout_s, work_directory=work, takes_back=True)
-            if finished.returncode != 0:
-                if not leave_running:
-                    processes.resume(pid)  # killed in the last moment it leaves the target stopped
-                kept = _keep_log(work / options.DUMP_LOG, log_directory)
-                raise _failure(
-                    "dump", finished, _log(work / options.DUMP_LOG), kept, pid, timeout_s, TargetState.RUNNING
-                )
             try:
+                if pages_ahead is None:
+                    finished = run(arguments, timeout_s=timeout_s, work_directory=work, takes_back=True)
+                else:
+                    finished = lazy_dump.run(
+                        arguments, images=directory, ahead=pages_ahead, timeout_s=timeout_s, work_directory=work
+                    )
+                log = work / options.DUMP_LOG
+                if finished.returncode != 0:
+                    kept = _keep_log(log, log_directory)
+                    raise _failure("dump", finished, _log(log), kept, pid, timeout_s, TargetState.RUNNING)
                 tasks = images.tasks(directory)
                 for name in (options.DUMP_LOG, options.DUMP_STATISTICS):
                     shutil.copyfile(work / name, directory / name)
                 _make_private(directory)
             except BaseException as error:
                 if not leave_running:
-                    processes.resume(pid)
+                    processes.resume(pid)  # a CRIU that is killed in the last moment, too, leaves the target stopped
                 if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
                     raise _disk_full(pid) from error
                 raise

@@ -84,11 +84,46 @@ def read(path: Path) -> tuple[str, Iterator[Entry]]:
     if path.stat().st_size > _MAX_BYTES:
         raise BadImageError(f"{path.name} is too large")
     records = protobuf.records(path, _PAGEMAP_MAGIC)
-    head = next(records, {})
-    number = _last(head, _HEAD_PAGES_ID)
-    if number is None:
+    return _pages_name(path, next(records, {})), map(_entry, records)
+
+
+class Completed(NamedTuple):
+    """What a pagemap and its pages file come to be once the pages that CRIU left out are in that file."""
+
+    pages_name: str
+    pieces: bytes  # all pages, as by `pieces`
+    size_bytes: int  # of the pages file
+    left_out_bytes: int
+    pagemap: bytes
+
+
+def completed(path: Path) -> Completed:
+    """Of a dump that left out what may be filled later. Made for the time in which a target stands still: a large
+    program has thousands of ranges, and this takes a third of the time of `read`. BadImageError."""
+    if path.stat().st_size > _MAX_BYTES:
+        raise BadImageError(f"{path.name} is too large")
+    page_bytes = os.sysconf("SC_PAGE_SIZE")
+    data = path.read_bytes()
+    out = bytearray(data)
+    packed = array("Q")
+    name = ""
+    offset = left_out_bytes = 0
+    for start, end in protobuf.spans(path, data, _PAGEMAP_MAGIC):
+        if not name:
+            name = _pages_name(path, protobuf.fields_of(path, data[start:end]))
+            continue
+        address, pages, flags, flags_at = _quickly(path, data, start, end)
+        if not flags & (LAZY | PRESENT):
+            continue
+        size = pages * page_bytes
+        packed.extend((address, size, offset))
+        offset += size
+        if not flags & PRESENT:
+            left_out_bytes += size
+            out[flags_at] |= PRESENT
+    if not name:
         raise BadImageError(f"{path.name} does not begin with its head")
-    return f"pages-{number}.img", map(_entry, records)
+    return Completed(name, packed.tobytes(), offset, left_out_bytes, bytes(out))
 
 
 def with_flags(path: Path, flags: Callable[[Entry], int]) -> bytes:
@@ -123,6 +158,43 @@ def placed(entries: Iterable[Entry], kinds: int = PRESENT) -> Iterator[tuple[Ent
         if entry.flags & kinds:
             yield entry, offset
             offset += entry.pages * page_bytes
+
+
+def _pages_name(path: Path, head: protobuf.Fields) -> str:
+    number = _last(head, _HEAD_PAGES_ID)
+    if number is None:
+        raise BadImageError(f"{path.name} does not begin with its head")
+    return f"pages-{number}.img"
+
+
+def _quickly(path: Path, data: bytes, start: int, end: int) -> tuple[int, int, int, int]:
+    """Address, pages and flags of the range in data[start:end], and where its flags are, in one byte: as CRIU writes
+    them, numbers with keys of one byte. BadImageError for whatever else may be legal."""
+    found = [0] * 6
+    flags_at = -1
+    position = start
+    while position < end:
+        key = data[position]
+        position += 1
+        value = shift = 0
+        while position < end:
+            byte = data[position]
+            position += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80 or shift >= 63:
+                break
+            shift += 7
+        else:
+            raise protobuf.damaged(path, "a range is cut off")
+        if key & 0x87 or key >> 3 > _PAGES or byte >= 0x80:
+            raise protobuf.damaged(path, "a range has other fields than expected")
+        found[key >> 3] = value
+        if key >> 3 == _FLAGS:
+            flags_at = position - 1
+    pages = found[_PAGES] or found[_PAGES_32]
+    if flags_at < 0 or found[_FLAGS] >= 0x80 or not pages:
+        raise protobuf.damaged(path, "a range has no flags, or no pages")
+    return found[_VADDR], pages, found[_FLAGS], flags_at
 
 
 def _entry(fields: protobuf.Fields) -> Entry:

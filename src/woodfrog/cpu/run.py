@@ -15,7 +15,7 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,10 +45,12 @@ def run(
     pass_fds: Sequence[int] = (),
     variables: Mapping[str, str] | None = None,
     takes_back: bool = False,
+    at_timeout: Callable[[], None] = lambda: None,
 ) -> Finished:
     """Run the program in `work_directory`; what it prints goes to a file there, and comes back cut to 4 KiB.
     `variables`: of its environment, beside the few that it gets of ours. `takes_back`: at the time-out it is made to
-    fail at its next write and given TAKE_BACK_S, before it is killed; should it have ended well, it has."""
+    fail at its next write and given TAKE_BACK_S, before it is killed; should it have ended well, it has. `at_timeout`:
+    called before either."""
     begin = time.monotonic()
     output_path = work_directory / "criu.out"
     environment = {name: value for name, value in os.environ.items() if name in ("PATH", "TMPDIR", "LANG")}
@@ -68,6 +70,8 @@ def run(
     stopped = False
     try:
         returncode = _wait(child, timeout_s)
+        if returncode is None:
+            at_timeout()
         if returncode is None and takes_back:
             _refuse_writes(child.pid)
             returncode = _wait(child, TAKE_BACK_S)

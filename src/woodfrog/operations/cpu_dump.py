@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from woodfrog.cpu import pagemap
+from woodfrog.cpu import lazy_dump, pagemap
 from woodfrog.operations.dump_folder import dump_folder
 from woodfrog.operations.memory_folder import MemoryFolder
 from woodfrog.target import connections, pid_namespace
@@ -34,6 +35,7 @@ class CpuDump:
         self.criu: Criu = context.criu()
         self.dumped: Dumped | None = None
         self._folder: MemoryFolder | None = None
+        self._pages_ahead: Path | None = None
 
     def prepare(self, surveyed: Surveyed, writer: ImageWriter) -> None:
         """Decides where the files go, which `writer` then takes from there."""
@@ -42,6 +44,8 @@ class CpuDump:
             self._folder = MemoryFolder.make(surveyed.resident_bytes + surveyed.control_state_bytes)
         if self._folder is not None:
             writer.cpu_directory = self._folder.path / "cpu"
+            ahead = self._folder.path / "pages"
+            self._pages_ahead = ahead if lazy_dump.reserve(surveyed.root_pid, ahead) else None
         log.info("CRIU's files go to %s", writer.cpu_directory)
 
     def dump(
@@ -60,6 +64,7 @@ class CpuDump:
                 timeout_s=timeout_s,
                 log_directory=log_folder,
                 passed_over=passed_over,
+                pages_ahead=self._pages_ahead,
             )
         # A process that died before the dump is not in it: an image of the others would be none of the target.
         target.check_alive()
