@@ -13,9 +13,11 @@ from product import Product
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from side_by_side import side_by_side
-from walking import WAYS, Walker, environment, points
+from walking import WAYS, Point, Walker, environment, points
 
 from woodfrog._native import paths
+from woodfrog.cpu.lazy_dump import FAULT_POINT as FROZEN
+from woodfrog.cpu.pages_by import VARIABLE as CRIU_PAGES
 from woodfrog.operations.fault_points import PHASES, fault_points
 
 # Two rounds, so that each phase meets each kind of failure.
@@ -98,6 +100,25 @@ def test_a_phase_that_hangs_is_ended_by_its_limit(make_product: Callable[..., Pr
     )
 
 
+@pytest.mark.parametrize("way", ["checkpoint", "checkpoint and stop"])
+def test_whatever_happens_while_criu_waits_for_the_pages_to_be_copied_costs_nothing(
+    make_product: Callable[..., Product], tmp_path: Path, way: str
+) -> None:
+    side_by_side(
+        {
+            action: partial(
+                walk, make_product, tmp_path / action, way, [Point(FROZEN, action)], **{CRIU_PAGES: "threads"}, **more
+            )
+            for action, more in (
+                ("error", {}),
+                ("enospc", {}),
+                ("kill", {}),
+                ("hang", {"WOODFROG_PHASE_LIMIT_S": "1.5"}),
+            )
+        }
+    )
+
+
 def test_a_verification_that_fails_leaves_nothing_of_the_target(
     make_product: Callable[..., Product], tmp_path: Path
 ) -> None:
@@ -133,7 +154,7 @@ def test_the_list_of_fault_points_is_what_an_operation_passes(
         product.call("suspend", target=target.pid)
         product.call("switch", **{"out": product.run().pid, "in": target.pid})
         product.call("migrate", target=target.pid, gpu_map={"0": "1"}, precopy=True)
-    apart = ("store.", "precopy.", "promote.batch.")
+    apart = ("store.", "precopy.", "promote.batch.", "cpu.")
     passed = {line for line in trace.read_text().splitlines() if not line.startswith(apart)}
     wanted = {point for point in fault_points("checkpoint") if point.split(".")[1] in WAYS[way][1]}
     if way != "checkpoint":
