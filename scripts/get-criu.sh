@@ -199,11 +199,15 @@ unpack() {
         [ -e "$notice" ] || continue # a link into a package that was not taken
         cp -L "$notice" "$tree/licenses/$(basename "$(dirname "$notice")")"
     done
-    # "$0" may be a link: the prefix is where the file itself lies.
+    # "$0" may be a link: the prefix is where the file itself lies. A target stands still while this runs, so it starts
+    # no other program where it need not.
     cat >"$tree/bin/criu" <<'WRAPPER'
 #!/bin/sh
 # Runs the CRIU of this prefix with this prefix's own C library.
-prefix=$(dirname "$(dirname "$(readlink -f "$0")")")
+program=$0
+case $program in */*) ;; *) program=./$program ;; esac
+[ ! -h "$program" ] || program=$(readlink -f "$program")
+prefix=${program%/*}/..
 for loader in "$prefix"/lib/ld-linux-*.so.*; do
     exec "$loader" --library-path "$prefix/lib" "$prefix/bin/criu.program" "$@"
 done
