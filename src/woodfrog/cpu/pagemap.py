@@ -116,6 +116,8 @@ def completed(path: Path) -> Completed:
         if not flags & (LAZY | PRESENT):
             continue
         size = pages * page_bytes
+        if address + size + offset >= 1 << 63:
+            raise protobuf.damaged(path, "it claims more pages than there can be")
         packed.extend((address, size, offset))
         offset += size
         if not flags & PRESENT:

@@ -5,6 +5,7 @@ More examples: WOODFROG_PAGEMAP_EXAMPLES (default 60).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import struct
@@ -17,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from woodfrog.cpu import pagemap
+from woodfrog.errors import BadImageError
 
 EXAMPLES = int(os.environ.get("WOODFROG_PAGEMAP_EXAMPLES", "60"))
 COMMON, PAGEMAP = 0x54564319, 0x56084025
@@ -217,3 +219,59 @@ def test_flags_are_replaced_and_nothing_else(tmp_path: Path) -> None:
     assert pagemap.with_flags(tmp_path / "pagemap-1.img", lambda one: one.flags) == image(
         fields(f1=3, f50=1), first, unknown, last
     )
+
+
+ranges = st.lists(
+    st.tuples(
+        st.integers(1, 1 << 33), st.integers(1, 1 << 20), st.sampled_from([PARENT, PRESENT, LAZY, PRESENT | LAZY])
+    ),
+    max_size=8,
+)
+
+
+@examples
+@given(ranges)
+def test_a_completed_pagemap_has_the_pages_that_were_left_out(
+    tmp_path: Path, found: list[tuple[int, int, int]]
+) -> None:
+    path = tmp_path / "pagemap-7.img"
+    entries = []
+    address = BASE
+    for count, gap, flags in found:
+        entries.append(pagemap.Entry(address, count, flags))
+        address += (count + gap) * PAGE
+    path.write_bytes(image(fields(f1=3), *(entry(*one) for one in entries)))
+    completed = pagemap.completed(path)
+    kept = [one for one in entries if one.flags != PARENT]
+    assert completed.pages_name == "pages-3.img"
+    assert completed.pieces == pagemap.pieces(pagemap.placed(kept, LAZY | PRESENT))
+    assert completed.size_bytes == sum(one.pages for one in kept) * PAGE
+    assert completed.left_out_bytes == sum(one.pages for one in kept if one.flags == LAZY) * PAGE
+    path.write_bytes(completed.pagemap)
+    assert completed.pagemap == image(
+        fields(f1=3), *(entry(*one) if one.flags == PARENT else entry(*one[:2], one.flags | PRESENT) for one in entries)
+    )
+
+
+@examples
+@given(st.binary(max_size=40))
+def test_a_pagemap_that_cannot_be_completed_is_refused(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "pagemap-7.img"
+    path.write_bytes(image(fields(f1=3), data))
+    with contextlib.suppress(BadImageError):
+        pagemap.completed(path)
+    for wrong in (
+        image(),
+        image(fields(f2=1)),
+        image(fields(f1=3), fields(f1=BASE, f2=1)),  # no flags
+        image(fields(f1=3), fields(f1=BASE, f4=LAZY)),  # no pages
+        image(fields(f1=3), fields(f1=BASE, f2=1, f4=LAZY, f6=1)),
+        image(fields(f1=3), fields(f1=BASE, f2=1, f4=0x80 | LAZY)),  # in two bytes
+        image(fields(f1=3), entry(BASE, 1, LAZY)[:-1] + b"\x80"),
+        image(fields(f1=3), b"\x08" + b"\xff" * 20 + entry(BASE, 1)),
+        image(fields(f1=3), entry(BASE, 1, LAZY))[:-1],
+        image(fields(f1=3), entry(BASE, 1 << 60, LAZY)),
+    ):
+        path.write_bytes(wrong)
+        with pytest.raises(BadImageError):
+            pagemap.completed(path)

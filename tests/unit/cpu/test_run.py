@@ -82,6 +82,27 @@ def test_what_ends_well_after_the_time_out_has_ended_well(tmp_path: Path) -> Non
     assert (finished.returncode, finished.stopped) == (0, False)
 
 
+def test_what_is_to_be_done_at_a_time_out_is_done_before_the_program_is_stopped(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    code = python(f"import os; os.read({read}, 1)")
+    finished = run(
+        code,
+        timeout_s=0.5,
+        work_directory=tmp_path,
+        pass_fds=(read,),
+        takes_back=True,
+        at_timeout=lambda: os.close(write),
+    )
+    os.close(read)
+    assert (finished.returncode, finished.stopped) == (0, False)
+    assert finished.elapsed_s >= 0.5
+    called: list[int] = []
+    assert (
+        run(python("pass"), timeout_s=30, work_directory=tmp_path, at_timeout=lambda: called.append(1)).returncode == 0
+    )
+    assert called == []
+
+
 def test_it_has_no_input_and_its_own_session(tmp_path: Path) -> None:
     finished = run(
         python("import os, sys; print(repr(sys.stdin.read()), os.getsid(0) == os.getpid())"),
