@@ -1,11 +1,13 @@
-// woodfrog-gate: CRIU's action script (criu(8), --action-script) for a restore that woodfrog takes part in.
+// woodfrog-gate: CRIU's action script (criu(8), --action-script) for a dump or a restore that woodfrog takes part in.
 //
-// At the stage `pre-restore` CRIU knows what it is to make and has made nothing: there this waits until one byte comes
-// through a pipe, WOODFROG_GATE, for a restore that begins before its files are whole. At `post-restore` the processes
+// At the stage `pre-dump` CRIU has looked at the machine and not yet at the processes that it is to save: there this
+// waits until one byte comes through a pipe, WOODFROG_GATE, for a dump that is started before its target stands still.
+// At the stage `pre-restore` it knows what it is to make and has made nothing: there this waits for the same, for a
+// restore that begins before its files are whole. At `post-restore` the processes
 // are there and stand still, with pages that CRIU left out: this says so through the first pipe of WOODFROG_FILL and
 // waits for one byte through the second, which comes when the pages are there.
 // CRIU closes every descriptor of a script but keeps its own, so both name pipes by their numbers in CRIU. Without the
-// byte (its writer has given up, or is dead) CRIU ends with nothing restored.
+// byte (its writer has given up, or is dead) CRIU ends with nothing saved or restored.
 // How long it waited goes to CRIU's log.
 // Exit status: 0 go on; 1 what it waits for will not come; 2 this was not started as CRIU's script.
 #include <errno.h>
@@ -47,7 +49,7 @@ int main(void) {
         fprintf(stderr, "woodfrog-gate: to be run by CRIU\n");
         return 2;
     }
-    if (gate && strcmp(stage, "pre-restore") == 0) {
+    if (gate && (strcmp(stage, "pre-dump") == 0 || strcmp(stage, "pre-restore") == 0)) {
         const int pipe = open_pipe(atoi(gate), O_RDONLY);
         return pipe < 0 ? 2 : wait_for_byte(pipe, "waited");
     }

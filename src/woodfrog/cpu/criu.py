@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from woodfrog.cpu import files, images, lazy_dump, options, pages_by, pid_namespace, processes
@@ -71,6 +72,10 @@ class Restored:
     waited_s: float = 0.0  # of `elapsed_s`, at the gate
 
 
+class GateShutError(Exception):
+    """A dump was not wanted any more before it had begun."""
+
+
 @dataclass(frozen=True)
 class Criu:
     """A CRIU program that runs here. Get one by `find`."""
@@ -114,6 +119,7 @@ class Criu:
         passed_over: Sequence[str] = (),
         inner_pid: int | None = None,
         pages_ahead: Path | None = None,
+        gate: Gate | None = None,
     ) -> Dumped:
         """Save the process tree below `pid` (CPU side only) into `directory`, which is created 0700 and must be empty.
 
@@ -123,7 +129,8 @@ class Criu:
         (options.file_name) of files whose contents are the caller's affair. `inner_pid`: the tree runs in a PID
         namespace (cpu.pid_namespace), where that is the number of its root. `pages_ahead`: what lazy_dump.reserve made
         for this tree, then without `inner_pid`; the tree stands still for a shorter time, and the files are the same.
-        CRIU's log becomes part of the image.
+        With `gate` CRIU is started, and does nothing to the tree before it is opened; `timeout_s` runs from then. When
+        it is shut instead, GateShutError. CRIU's log becomes part of the image.
         On failure the tree runs on, the log is kept in `log_directory` if given (its end is in the error's details
         either way), and RefusedError, NoSpaceError, TimeoutExceededError or WoodfrogError says why.
         """
@@ -138,6 +145,8 @@ class Criu:
             )
         if shell_job is None:
             shell_job = processes.needs_shell_job(pid)
+        from woodfrog._native import paths
+
         # The log is written elsewhere than the images: on a full disk it could not say that the disk is full.
         with _scratch(log_directory) as work:
             arguments = options.dump(
@@ -153,16 +162,26 @@ class Criu:
                 freeze_timeout_s=int(min(timeout_s, 3600)),
                 ghost_limit_bytes=ghost_limit_bytes,
                 passed_over=passed_over,
+                script=paths.gate() if gate is not None else None,
             )
             if inner_pid is not None:
                 arguments = pid_namespace.enter(pid, arguments)
+            start = partial(
+                run,
+                timeout_s=timeout_s,
+                work_directory=work,
+                variables={VARIABLE: str(gate.fd)} if gate is not None else {},
+                takes_back=True,
+                begins=gate.decided if gate is not None else None,
+            )
+            handed = [gate.fd] if gate is not None else []
             try:
                 if pages_ahead is None:
-                    finished = run(arguments, timeout_s=timeout_s, work_directory=work, takes_back=True)
+                    finished = start(arguments, pass_fds=handed)
                 else:
-                    finished = lazy_dump.run(
-                        arguments, images=directory, ahead=pages_ahead, timeout_s=timeout_s, work_directory=work
-                    )
+                    finished = lazy_dump.run(arguments, start, images=directory, ahead=pages_ahead, handed=handed)
+                if gate is not None and gate.is_shut:
+                    raise GateShutError
                 log = work / options.DUMP_LOG
                 if finished.returncode != 0:
                     kept = _keep_log(log, log_directory)
@@ -172,7 +191,7 @@ class Criu:
                     shutil.copyfile(work / name, directory / name)
                 _make_private(directory)
             except BaseException as error:
-                if not leave_running:
+                if not leave_running and not isinstance(error, GateShutError):
                     processes.resume(pid)  # a CRIU that is killed in the last moment, too, leaves the target stopped
                 if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
                     raise _disk_full(pid) from error

@@ -1,8 +1,9 @@
-"""A gate before the first process that CRIU makes: a restore may begin while its files of pages are still being filled.
+"""A gate before the first process that CRIU makes, or looks at: a restore may begin while its files of pages are still
+being filled, and a dump before its target may be stopped.
 
-Until there CRIU has looked at the machine and read its other files, a tenth of a second; none of the tree exists. It
-waits in its action script (native/gate) for one byte through a pipe. Whoever fills the files holds the only end that
-can write, so when that process dies CRIU ends with nothing restored.
+Until there CRIU has looked at the machine (and in a restore read its other files), up to a tenth of a second; nothing
+has happened to the tree. It waits in its action script (native/gate) for one byte through a pipe. Whoever has the gate
+holds the only end that can write, so when that process dies CRIU ends with nothing done.
 """
 
 from __future__ import annotations
@@ -30,17 +31,23 @@ class Gate:
     """Closed at first. `open` or `shut` it from any thread, once; `close` gives the descriptors up."""
 
     def __init__(self) -> None:
+        self.is_open = self.is_shut = False
         self.fd, self._writer = os.pipe2(os.O_CLOEXEC)  # fd: CRIU's, to be handed to it
+        self.decided, self._decide = os.pipe2(os.O_CLOEXEC)  # decided: can be read from once it is open or shut
 
     def open(self) -> None:
         """Let CRIU go on."""
+        self.is_open = True
         os.write(self._writer, b"1")
+        os.write(self._decide, b"1")
 
     def shut(self) -> None:
         """CRIU is to end, unless it was let go on. Safe to repeat."""
         writer, self._writer = self._writer, -1
         if writer >= 0:
+            self.is_shut = not self.is_open
             os.close(writer)
+            os.close(self._decide)
 
     def close(self) -> None:
         """Safe to repeat."""
@@ -48,3 +55,4 @@ class Gate:
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
+            os.close(self.decided)

@@ -19,13 +19,12 @@ import re
 import shutil
 import socket
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from woodfrog.cpu import pagemap
-from woodfrog.cpu import run as criu_run
 from woodfrog.cpu.pages_by import by_criu_alone, by_threads_always
 from woodfrog.cpu.run import Finished
 from woodfrog.errors import TargetState, WoodfrogError
@@ -66,19 +65,14 @@ def reserve(pid: int, folder: Path) -> bool:
     return True
 
 
-def run(arguments: Sequence[str], *, images: Path, ahead: Path, timeout_s: float, work_directory: Path) -> Finished:
-    """As cpu.run.run with `takes_back`: of CRIU, with these `arguments` of an ordinary dump into `images`. `ahead`:
-    what `reserve` made; its files are used up. Where CRIU was content and the pages could not be copied, OSError (with
-    ENOSPC, too) or WoodfrogError says why."""
+def run(
+    arguments: Sequence[str], start: Callable[..., Finished], *, images: Path, ahead: Path, handed: Sequence[int] = ()
+) -> Finished:
+    """`start` (cpu.run.run with `takes_back`, and all that belongs to it but the descriptors `handed`) of CRIU, with
+    these `arguments` of an ordinary dump into `images`. `ahead`: what `reserve` made; its files are used up. Where CRIU
+    was content and the pages could not be copied, OSError (with ENOSPC, too) or WoodfrogError says why."""
     with _Pages(images, ahead) as pages:
-        finished = criu_run.run(
-            [*arguments, *pages.options],
-            timeout_s=timeout_s,
-            work_directory=work_directory,
-            pass_fds=pages.handed,
-            takes_back=True,
-            at_timeout=pages.give_up,
-        )
+        finished = start([*arguments, *pages.options], pass_fds=(*handed, *pages.handed), at_timeout=pages.give_up)
         pages.end()
         if finished.returncode != 0 or pages.failure is None:
             return finished

@@ -80,6 +80,7 @@ def dump(
     freeze_timeout_s: int,
     ghost_limit_bytes: int = GHOST_LIMIT_BYTES,
     passed_over: Sequence[str] = (),
+    script: Path | None = None,
 ) -> list[str]:
     """`leave_running` False leaves the tree stopped, not killed: it is the only copy until the image is durable."""
     return [
@@ -107,6 +108,7 @@ def dump(
         str(max(1, freeze_timeout_s)),
         # Mappings of these files come back by --inherit-fd; CRIU saves neither their contents nor a path.
         *(argument for name in passed_over for argument in ("--external", name)),
+        *_script(script),
     ]
 
 
@@ -151,7 +153,11 @@ def restore(
         "--pidfile",
         RESTORE_PID,
         "--link-remap",
-        # Run between its stages; the restore goes on when it says so (native/gate).
-        *(["--action-script", str(script)] if script is not None else []),
+        *_script(script),
         *extra,
     ]
+
+
+def _script(script: Path | None) -> list[str]:
+    """Run between CRIU's stages; it goes on when that says so (native/gate)."""
+    return ["--action-script", str(script)] if script is not None else []

@@ -46,11 +46,12 @@ def run(
     variables: Mapping[str, str] | None = None,
     takes_back: bool = False,
     at_timeout: Callable[[], None] = lambda: None,
+    begins: int | None = None,
 ) -> Finished:
     """Run the program in `work_directory`; what it prints goes to a file there, and comes back cut to 4 KiB.
     `variables`: of its environment, beside the few that it gets of ours. `takes_back`: at the time-out it is made to
     fail at its next write and given TAKE_BACK_S, before it is killed; should it have ended well, it has. `at_timeout`:
-    called before either."""
+    called before either. `begins`: the time runs from when this descriptor can be read."""
     begin = time.monotonic()
     output_path = work_directory / "criu.out"
     environment = {name: value for name, value in os.environ.items() if name in ("PATH", "TMPDIR", "LANG")}
@@ -69,7 +70,7 @@ def run(
         )
     stopped = False
     try:
-        returncode = _wait(child, timeout_s)
+        returncode = _wait(child, timeout_s, begins)
         if returncode is None:
             at_timeout()
         if returncode is None and takes_back:
@@ -102,10 +103,15 @@ def still_running(work_directory: Path) -> int | None:
     return None
 
 
-def _wait(child: subprocess.Popen[bytes], timeout_s: float) -> int | None:
+def _wait(child: subprocess.Popen[bytes], timeout_s: float, begins: int | None = None) -> int | None:
     """How it ended; None: not in time. Popen.wait with a time-out looks only every 50 ms."""
     ended = os.pidfd_open(child.pid)
     try:
+        if begins is not None:
+            either = select.poll()
+            for descriptor in (ended, begins):
+                either.register(descriptor, select.POLLIN)
+            either.poll()
         poll = select.poll()
         poll.register(ended, select.POLLIN)
         return child.wait() if poll.poll(timeout_s * 1000) else None

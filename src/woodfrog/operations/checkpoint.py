@@ -294,6 +294,12 @@ class Checkpoint(FreezingOperation):
             if self._planned.tight:
                 self._images.require(self._increment.amounts.new, "the image")
 
+    def _control(self) -> None:
+        if self._cpu_side is not None:  # CRIU needs a tenth of a second before it looks at the target
+            names, stop = self._control_files.names(), self._request.stop
+            self._cpu_side.begin(self._target, self._writing, names, stop=stop, timeout_s=self._limits.long_s)
+        super()._control()
+
     def _cpu(self) -> None:
         assert self._cpu_side is not None
         chunk_bytes, stop = self._images.chunk_bytes, self._request.stop

@@ -76,6 +76,11 @@ class ControlFiles:
             dropped = self._files.pop(pid)
         os.close(dropped.fd)
 
+    def names(self) -> list[str]:
+        """CRIU's names for all that were offered, whether the driver will have put its state there or not."""
+        with self._lock:
+            return [options.file_name(one.fd) for one in self._files.values()]
+
     @contextmanager
     def saved(self, chunk_bytes: int, *, runs_on: bool) -> Iterator[list[str]]:
         """Around CRIU's dump of the target: what it is to pass over, by its names for it. Of a target that `runs_on`
@@ -83,9 +88,8 @@ class ControlFiles:
         for one in list(self._files.values()):
             if not is_mapped(one.pid, one.fd):
                 self._drop(one.pid)
-        names = [options.file_name(one.fd) for one in self._files.values()]
         with _aside(partial(self._hash, chunk_bytes) if runs_on else None):
-            yield names
+            yield self.names()
 
     def _hash(self, chunk_bytes: int) -> None:
         from woodfrog._native import transfer
