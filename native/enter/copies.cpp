@@ -18,7 +18,6 @@
 #include <time.h>
 
 #include "library.hpp"
-#include "quiet.hpp"
 #include "remote.hpp"
 #include "report.hpp"
 
@@ -34,9 +33,6 @@ namespace {
 constexpr const char *thread_name = "woodfrog-copy";
 constexpr const char *changed = "its driver's reference to memcpy was changed by somebody else";
 constexpr const char *no_thread = "no thread of the driver stood where it could make calls for it";
-constexpr double quiet_wait_s = 1.0; // for a copy of a thread that is none of the driver's, through its reference
-constexpr std::uint64_t most_code_bytes = 65536;
-
 std::uint64_t ticks_per_us() {
     const double begun_s = now_s();
     const std::uint64_t begun = __builtin_ia32_rdtsc();
@@ -58,9 +54,10 @@ std::string cannot(const char *what, std::int64_t error) {
 
 } // namespace
 
-Copies::Copies(pid_t pid, unsigned threads)
-    : pid_(pid), wanted_(std::min(threads, blob::most_helpers)), state_(State::waiting) {
-    if (wanted_ == 0 && !is_left())
+Copies::Copies(pid_t pid, unsigned threads, bool restores, std::uint64_t idle_s)
+    : pid_(pid), wanted_(std::min(threads, blob::most_helpers)), restores_(restores), state_(State::waiting) {
+    facts_.idle_s = idle_s;
+    if (wanted_ == 0 && !is_at_work())
         state_ = State::nothing;
 }
 
@@ -69,31 +66,60 @@ void Copies::give_up(const std::string &reason) {
     reason_ = reason;
 }
 
-bool Copies::is_left() const {
-    const auto maps = mappings(pid_);
-    return std::any_of(maps.begin(), maps.end(), [](const Mapping &one) {
-        return one.begin < blob::place + blob::all_bytes(most_code_bytes, blob::most_helpers) && one.end > blob::place;
-    });
+// What is at our address is the process's word: it may be anything, and is used only if it is as we would have left it.
+Copies::Place Copies::look() {
+    constexpr std::uint64_t end = blob::stacks_at + blob::all_stacks_bytes;
+    auto maps = mappings(pid_);
+    std::erase_if(maps, [](const Mapping &one) { return one.begin >= end || one.end <= blob::place; });
+    stacks_mapped_ = false;
+    if (maps.empty())
+        return Place::empty;
+    const Mapping &code = maps.front();
+    if (code.begin != blob::place || maps.back().end > end ||
+        !std::all_of(maps.begin(), maps.end(), [](const Mapping &one) { return one.is_anonymous(); }))
+        return Place::foreign;
+    if (code.writable && !code.executable && code.end == blob::stacks_at)
+        return Place::unfinished;
+    std::uint64_t reached = blob::facts_at;
+    for (const Mapping &one : maps) {
+        if (one.begin == blob::place)
+            continue;
+        if (one.begin != reached || !one.writable || one.executable)
+            return Place::foreign;
+        reached = one.end;
+    }
+    stacks_mapped_ = reached == end;
+    blob::Facts found{};
+    if (code.end != blob::facts_at || code.writable || !code.executable ||
+        (reached != blob::stacks_at && reached != end) || !read_memory(pid_, blob::place, &header_, sizeof header_) ||
+        header_.magic != blob::magic || header_.copy_at >= blob::code_bytes || header_.help_at >= blob::code_bytes ||
+        !read_memory(pid_, blob::facts_at, &found, sizeof found))
+        return Place::foreign;
+    found.idle_s = facts_.idle_s;
+    facts_ = found;
+    return Place::ready;
+}
+
+// Whether there is anything to end: code that waits for nobody is no such thing.
+bool Copies::is_at_work() {
+    const Place found = look();
+    return found == Place::unfinished || (found == Place::ready && (stacks_mapped_ || is_led_here()));
 }
 
 void Copies::begin(const Caller &caller, bool only_clean) {
     state_ = State::over;
     if (only_clean)
         reason_ = no_thread;
-    if (is_left()) {
-        if (const std::string reason = clean(caller); !reason.empty()) {
-            reason_ = reason;
-            return;
-        }
-        cleaned_ = true;
+    const Place found = look();
+    if (const std::string reason = clean(caller, found); !reason.empty()) {
+        reason_ = reason;
+        return;
     }
     if (wanted_ == 0)
         reason_.clear();
     if (wanted_ == 0 || only_clean)
         return;
-    reason_ = come(caller);
-    if (reason_ == changed) // the loader resolves it when it is first used, and that once
-        reason_ = come(caller);
+    reason_ = come(caller, found == Place::ready);
     if (reason_.empty())
         state_ = State::in;
 }
@@ -101,99 +127,146 @@ void Copies::begin(const Caller &caller, bool only_clean) {
 void Copies::end(const Caller &caller) {
     state_ = State::over;
     threads_ = helpers_.size();
-    const std::string reason = remove(caller);
-    if (reason_.empty())
-        reason_ = reason;
+    if (restores_) { // the driver has let go of it
+        constexpr blob::Range none[blob::most_ranges] = {};
+        write_memory(pid_, blob::facts_at + offsetof(blob::Facts, ranges), none, sizeof none);
+    }
+    reason_ = remove(caller);
 }
 
 // What an earlier visit left. Only the process itself can have changed it, and only it would suffer.
-std::string Copies::clean(const Caller &caller) {
-    blob::Header header{};
-    if (read_memory(pid_, blob::place, &header, sizeof header) && header.magic == blob::magic) {
-        if (header.code_bytes == 0 || header.code_bytes > most_code_bytes ||
-            header.code_bytes % blob::page_bytes != 0 || header.helpers > blob::most_helpers ||
-            header.copy_at >= header.code_bytes || header.help_at >= header.code_bytes)
-            return "what an earlier visit left in it is damaged";
-        header_ = header;
-        return remove(caller);
+std::string Copies::clean(const Caller &caller, Place found) {
+    if (found == Place::foreign)
+        return "something of its own lies where woodfrog would put its code, or what an earlier visit left is damaged";
+    if (found == Place::unfinished) { // it was no code yet, so nobody is in it
+        const std::int64_t result = result_of(caller(SYS_munmap, {blob::place, blob::kept_bytes}));
+        cleaned_ = result >= 0;
+        return result < 0 ? cannot("what an earlier visit left in it cannot be unmapped", result) : "";
     }
-    // Killed before anything was written: the mapping is as the kernel made it.
-    const auto maps = mappings(pid_);
-    const auto found =
-        std::find_if(maps.begin(), maps.end(), [](const Mapping &one) { return one.begin == blob::place; });
-    const std::uint64_t code_bytes = (blob::code_size + blob::page_bytes - 1) / blob::page_bytes * blob::page_bytes;
-    const std::uint64_t least = blob::all_bytes(code_bytes, 0);
-    if (found == maps.end() || header.magic != 0 || !found->writable || found->path.starts_with('/') ||
-        found->end - found->begin < least || (found->end - found->begin - least) % blob::stack_bytes != 0 ||
-        found->end - found->begin > blob::all_bytes(code_bytes, blob::most_helpers))
-        return "something of its own lies where woodfrog would put its code";
-    const std::int64_t result = result_of(caller(SYS_munmap, {found->begin, found->end - found->begin}));
-    return result < 0 ? cannot("what an earlier visit left in it cannot be unmapped", result) : "";
+    if (found == Place::ready && (stacks_mapped_ || is_led_here())) {
+        if (std::string reason = remove(caller); !reason.empty())
+            return reason;
+        cleaned_ = true;
+    }
+    return "";
 }
 
-std::string Copies::come(const Caller &caller) {
+std::string Copies::come(const Caller &caller, bool ready) {
     std::string why_not;
     if (drivers_.empty())
         return "the driver does not name its threads";
+    if (restores_)
+        find_memory();
+    if (restores_ && ranges_ == 0)
+        return "where its driver's state lies was not seen when it was checkpointed";
     const auto slot = driver_reference(pid_, "memcpy", why_not);
     if (!slot)
         return why_not;
-    header_ = {};
-    std::memcpy(&header_, blob::code, sizeof header_);
-    header_.magic = blob::magic;
-    header_.code_bytes = (blob::code_size + blob::page_bytes - 1) / blob::page_bytes * blob::page_bytes;
-    header_.helpers = wanted_;
-    header_.slot = *slot;
-    header_.ticks_per_us = ticks_per_us();
-    if (!read_memory(pid_, *slot, &header_.replaced, sizeof header_.replaced))
+    facts_.slot = *slot;
+    facts_.ticks_per_us = ticks_per_us();
+    if (!read_memory(pid_, *slot, &facts_.replaced, sizeof facts_.replaced) || contains(facts_.replaced))
         return "its driver's reference to memcpy cannot be read";
+    if (!is_resolved(pid_, facts_.replaced))
+        return "its driver has not called memcpy yet";
 
-    const std::uint64_t bytes = blob::all_bytes(header_.code_bytes, wanted_);
+    std::string reason = ready ? "" : put_code(caller);
+    if (!reason.empty())
+        return reason;
+    reason = set_up(caller);
+    if (reason.empty())
+        reason = map_stacks(caller);
+    if (reason.empty())
+        reason = start_threads(caller);
+    bool was_led = ready;
+    if (reason.empty()) {
+        was_led = true;
+        reason = lead();
+    }
+    if (!reason.empty()) {
+        // Nobody but our threads, which have ended, was ever in it.
+        if (const std::string stays = remove(caller); stays.empty() && !was_led)
+            caller(SYS_munmap, {blob::place, blob::kept_bytes});
+    }
+    return reason;
+}
+
+// The code, not executable before all of it is there.
+std::string Copies::put_code(const Caller &caller) {
     const std::int64_t mapped =
-        result_of(caller(SYS_mmap, {blob::place, bytes, PROT_READ | PROT_WRITE,
+        result_of(caller(SYS_mmap, {blob::place, blob::kept_bytes, PROT_READ | PROT_WRITE,
                                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, ~0ull, 0}));
     fault_point("copy_mapped");
     if (mapped < 0)
         return cannot("it gets no memory for threads that copy", mapped);
     if (mapped != static_cast<std::int64_t>(blob::place)) { // of a kernel before 4.17
-        caller(SYS_munmap, {static_cast<std::uint64_t>(mapped), bytes});
+        caller(SYS_munmap, {static_cast<std::uint64_t>(mapped), blob::kept_bytes});
         return "it gets no memory at the place that woodfrog looks at";
     }
-    std::string reason = start_threads(caller);
-    if (reason.empty())
-        reason = lead();
+    std::memcpy(&header_, blob::code, sizeof header_);
+    std::string reason;
+    if (!write_memory(pid_, blob::place, blob::code, blob::code_size))
+        reason = "its memory cannot be written";
+    fault_point("copy_written");
+    if (reason.empty()) {
+        const std::int64_t result =
+            result_of(caller(SYS_mprotect, {blob::place, blob::code_bytes, PROT_READ | PROT_EXEC}));
+        if (result < 0)
+            reason = cannot("it may not have code added", result);
+    }
+    fault_point("copy_is_code");
     if (!reason.empty())
-        remove(caller);
+        caller(SYS_munmap, {blob::place, blob::kept_bytes});
     return reason;
 }
 
-std::string Copies::start_threads(const Caller &caller) {
-    // The code reads the processor's time stamp counter, which a process can forbid itself (with a signal).
-    std::int64_t result = result_of(caller(SYS_prctl, {PR_GET_TSC, control(0)}));
-    std::int32_t counter = 0;
-    if (result < 0 || !read_memory(pid_, control(0), &counter, sizeof counter) || counter != PR_TSC_ENABLE)
-        return "it may not read the time stamp counter";
-    blob::Control fresh{};
-    std::copy_n(drivers_.begin(), std::min<std::size_t>(drivers_.size(), blob::most_drivers), fresh.drivers);
-    std::vector<unsigned char> image(header_.code_bytes);
-    std::copy_n(blob::code, blob::code_size, image.begin());
-    std::memcpy(image.data(), &header_, sizeof header_);
-    if (!write_memory(pid_, control(0), &fresh, sizeof fresh) ||
-        !write_memory(pid_, blob::place, image.data(), image.size()))
-        return "its memory cannot be written";
-    fault_point("copy_written");
-    result = result_of(caller(SYS_mprotect, {blob::place, header_.code_bytes, PROT_READ | PROT_EXEC}));
-    fault_point("copy_is_code");
-    if (result < 0)
-        return cannot("it may not have code added", result);
-    // A forked child has none of the threads: it finds zeros, and copies alone.
-    result = result_of(caller(SYS_madvise, {control(0), blob::page_bytes, MADV_WIPEONFORK}));
+// What the code reads, while nobody is led there.
+std::string Copies::set_up(const Caller &caller) {
+    // A forked child has none of the threads: it finds zeros, and everything is the C library's.
+    std::int64_t result = result_of(caller(SYS_madvise, {blob::control_at, blob::page_bytes, MADV_WIPEONFORK}));
     fault_point("copy_wiped");
     if (result < 0)
         return cannot("its kernel cannot clear memory in a forked child", result);
+    // The code reads the processor's time stamp counter, which a process can forbid itself (with a signal).
+    constexpr std::uint64_t told_at = blob::control_at + offsetof(blob::Control, installed);
+    result = result_of(caller(SYS_prctl, {PR_GET_TSC, told_at}));
+    std::int32_t counter = 0;
+    if (result < 0 || !read_memory(pid_, told_at, &counter, sizeof counter) || counter != PR_TSC_ENABLE)
+        return "it may not read the time stamp counter";
+    // Not more than that: a thread of the driver that was interrupted may still be in a copy.
+    std::uint64_t drivers[blob::most_drivers] = {};
+    std::copy_n(drivers_.begin(), std::min<std::size_t>(drivers_.size(), blob::most_drivers), drivers);
+    std::copy(std::begin(memory_), std::end(memory_), facts_.ranges);
+    constexpr std::uint64_t none[3] = {};
+    static_assert(sizeof none ==
+                  sizeof(blob::Control) - offsetof(blob::Control, copies) - sizeof(blob::Control::stacks));
+    if (!write_memory(pid_, blob::facts_at, &facts_, sizeof facts_) ||
+        !write_control(offsetof(blob::Control, drivers), drivers, sizeof drivers) ||
+        !write_control(offsetof(blob::Control, installed), none, sizeof(std::uint32_t)) ||
+        !write_control(offsetof(blob::Control, slow), none, 2 * sizeof(std::uint32_t)) ||
+        !write_control(offsetof(blob::Control, copies), none, sizeof none) ||
+        !write_control(offsetof(blob::Control, woken), none, sizeof(std::uint32_t)))
+        return "its memory cannot be written";
+    fault_point("copy_set_up");
+    return "";
+}
+
+std::string Copies::map_stacks(const Caller &caller) {
+    if (stacks_mapped_)
+        return "";
+    const std::int64_t result =
+        result_of(caller(SYS_mmap, {blob::stacks_at, blob::all_stacks_bytes, PROT_READ | PROT_WRITE,
+                                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE, ~0ull, 0}));
+    fault_point("copy_stacks");
+    stacks_mapped_ = result == static_cast<std::int64_t>(blob::stacks_at);
+    if (result >= 0 && !stacks_mapped_)
+        caller(SYS_munmap, {static_cast<std::uint64_t>(result), blob::all_stacks_bytes});
+    return stacks_mapped_ ? "" : cannot("it gets no stacks for threads that copy", std::min<std::int64_t>(result, 0));
+}
+
+std::string Copies::start_threads(const Caller &caller) {
     int error = 0;
     for (unsigned number = 0; number < wanted_; number++) {
-        const pid_t tid = start(caller, number, number == 0, error);
+        const pid_t tid = start(caller, number == 0, error);
         if (tid == 0)
             break;
         helpers_.push_back(tid);
@@ -205,22 +278,29 @@ std::string Copies::start_threads(const Caller &caller) {
 }
 
 // A new thread, which stands before its first instruction; 0 with errno in `error` when there is none to be had.
-pid_t Copies::start(const Caller &caller, unsigned number, bool leads, int &error) {
+pid_t Copies::start(const Caller &caller, bool leads, int &error) {
     constexpr std::uint64_t flags = CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM;
-    const blob::StackTop top{blob::place + header_.help_at, leads, {}};
-    const std::uint64_t top_at =
-        blob::stacks_at(header_.code_bytes) + (number + 1) * blob::stack_bytes - sizeof(blob::StackTop);
-    if (!write_memory(pid_, top_at, &top, sizeof top)) {
-        error = EFAULT;
+    std::uint32_t stacks[blob::most_helpers];
+    error = EFAULT;
+    if (!read_memory(pid_, blob::control_at + offsetof(blob::Control, stacks), stacks, sizeof stacks))
         return 0;
-    }
+    const auto number = static_cast<std::size_t>(std::find(std::begin(stacks), std::end(stacks), 0u) - stacks);
+    if (number == blob::most_helpers)
+        return 0;
+    const blob::StackTop top{blob::place + header_.help_at, leads, number, 0};
+    const std::uint64_t top_at = blob::stacks_at + (number + 1) * blob::stack_bytes - sizeof top;
+    const std::size_t word_at = offsetof(blob::Control, stacks) + number * sizeof(std::uint32_t);
+    constexpr std::uint32_t its_own = 1, nobodys = 0;
+    if (!write_memory(pid_, top_at, &top, sizeof top) || !write_control(word_at, &its_own, sizeof its_own))
+        return 0;
     const Outcome outcome = caller(SYS_clone, {flags, top_at});
     int status = 0;
-    if (result_of(outcome) < 0 || outcome.started == 0) {
-        error = result_of(outcome) < 0 ? static_cast<int>(-result_of(outcome)) : ESRCH;
-        return 0;
-    }
-    return wait_for(outcome.started, status) == Waited::stopped ? outcome.started : 0;
+    if (outcome.made && outcome.result >= 0 && outcome.started != 0)
+        return wait_for(outcome.started, status) == Waited::stopped ? outcome.started : 0;
+    error = result_of(outcome) < 0 ? static_cast<int>(-result_of(outcome)) : ESRCH;
+    if (!outcome.gone && result_of(outcome) < 0) // else a thread may have been made
+        write_control(word_at, &nobodys, sizeof nobodys);
+    return 0;
 }
 
 // The threads run, and the first has led the driver's reference to our code once it makes its first system call.
@@ -242,7 +322,7 @@ std::string Copies::lead() {
     }
     fault_point("copy_led");
     std::uint32_t installed = blob::not_yet;
-    read_memory(pid_, control(offsetof(blob::Control, installed)), &installed, sizeof installed);
+    read_memory(pid_, blob::control_at + offsetof(blob::Control, installed), &installed, sizeof installed);
     ptrace(PTRACE_CONT, first, nullptr, nullptr);
     fault_point("copy_running");
     if (installed == blob::installed)
@@ -250,6 +330,7 @@ std::string Copies::lead() {
     return installed == blob::not_writable ? "its driver's reference to memcpy is read-only" : changed;
 }
 
+// What is at work. Code, facts and control stay: a thread that a signal has interrupted there may come back to them.
 std::string Copies::remove(const Caller &caller) {
     if (std::string reason = send_home(); !reason.empty())
         return reason;
@@ -257,26 +338,26 @@ std::string Copies::remove(const Caller &caller) {
     if (is_led_here()) {
         // Nobody of ours is there to change it back: in a child, or if the threads could not.
         int error = 0;
-        const pid_t tid = start(caller, 0, false, error);
+        std::string reason = map_stacks(caller);
+        const pid_t tid = reason.empty() ? start(caller, false, error) : 0;
         if (tid == 0)
-            return cannot("the driver's reference to memcpy cannot be brought back", -error);
+            return reason.empty() ? cannot("the driver's reference to memcpy cannot be brought back", -error) : reason;
         ptrace(PTRACE_CONT, tid, nullptr, nullptr);
         wait_for_end(tid);
     }
     if (is_led_here())
         return "the driver's reference to memcpy cannot be brought back";
-    const double begun_s = now_s();
-    while (!is_quiet()) {
-        if (now_s() - begun_s > quiet_wait_s)
-            return "a thread is in the midst of a copy: its code stays until the next visit";
-        const timespec millisecond{0, 1'000'000}; // nobody tells when it is done
-        nanosleep(&millisecond, nullptr);
-    }
-    fault_point("copy_quiet");
-    const std::uint64_t bytes = blob::all_bytes(header_.code_bytes, header_.helpers);
-    const std::int64_t result = result_of(caller(SYS_munmap, {blob::place, bytes}));
+    std::uint32_t stacks[blob::most_helpers];
+    if (!read_memory(pid_, blob::control_at + offsetof(blob::Control, stacks), stacks, sizeof stacks))
+        return "its memory cannot be read";
+    if (std::any_of(std::begin(stacks), std::end(stacks), [](std::uint32_t one) { return one != 0; }))
+        return "a thread that copied has not ended: its stack stays";
+    if (!stacks_mapped_)
+        return "";
+    const std::int64_t result = result_of(caller(SYS_munmap, {blob::stacks_at, blob::all_stacks_bytes}));
     fault_point("copy_unmapped");
-    return result < 0 ? cannot("the memory of the threads that copy cannot be unmapped", result) : "";
+    stacks_mapped_ = result < 0;
+    return result < 0 ? cannot("the stacks of the threads that copied cannot be unmapped", result) : "";
 }
 
 // All our threads have ended when this returns, between two pieces of a copy.
@@ -284,7 +365,7 @@ std::string Copies::send_home() {
     find_threads();
     blob::Control last{};
     const std::uint32_t word = blob::go_home;
-    if (!write_memory(pid_, control(offsetof(blob::Control, woken)), &word, sizeof word))
+    if (!write_control(offsetof(blob::Control, woken), &word, sizeof word))
         return "its memory cannot be written";
     fault_point("copy_go_home");
     for (const pid_t tid : std::vector<pid_t>(helpers_)) {
@@ -293,7 +374,7 @@ std::string Copies::send_home() {
         wait_for_end(tid);
     }
     helpers_.clear();
-    if (read_memory(pid_, control(0), &last, sizeof last)) {
+    if (read_memory(pid_, blob::control_at, &last, sizeof last)) {
         copies_ = last.copies;
         copied_bytes_ = last.copied_bytes;
         slow_copies_ = last.slow_copies;
@@ -303,6 +384,12 @@ std::string Copies::send_home() {
 
 // Threads that an earlier visit left: they have our name, and stand in our code.
 void Copies::find_threads() {
+    std::uint32_t stacks[blob::most_helpers] = {};
+    read_memory(pid_, blob::control_at + offsetof(blob::Control, stacks), stacks, sizeof stacks);
+    const auto at_work = static_cast<std::size_t>(
+        std::count_if(std::begin(stacks), std::end(stacks), [](std::uint32_t one) { return one != 0; }));
+    if (at_work <= helpers_.size()) // of ours we know, and a process may have thousands of others
+        return;
     for (const pid_t tid : threads(pid_)) {
         std::string name;
         std::getline(std::ifstream("/proc/" + std::to_string(pid_) + "/task/" + std::to_string(tid) + "/comm"), name);
@@ -329,23 +416,59 @@ void Copies::wait_for_end(pid_t tid) {
 
 bool Copies::is_led_here() const {
     std::uint64_t value = 0;
-    return read_memory(pid_, header_.slot, &value, sizeof value) && contains(value);
-}
-
-bool Copies::is_quiet() const {
-    std::uint32_t within = 0;
-    return read_memory(pid_, control(offsetof(blob::Control, within)), &within, sizeof within) && within == 0 &&
-           !any_thread_in(pid_, blob::place, blob::place + header_.code_bytes);
+    return facts_.slot != 0 && read_memory(pid_, facts_.slot, &value, sizeof value) && contains(value);
 }
 
 bool Copies::contains(std::uintptr_t address) const {
-    // Of what another visit left the header is not read yet.
-    const std::uint64_t bytes = header_.code_bytes != 0 ? header_.code_bytes : most_code_bytes;
-    return address >= blob::place && address < blob::place + bytes;
+    return address >= blob::place && address < blob::place + blob::code_bytes;
 }
 
-std::uintptr_t Copies::control(std::size_t member) const {
-    return blob::control_at(header_.code_bytes) + member;
+bool Copies::write_control(std::size_t member, const void *from, std::size_t size) const {
+    return write_memory(pid_, blob::control_at + member, from, size);
+}
+
+// While threads may be reading it: the begin is written last.
+void Copies::write_range(std::size_t number) const {
+    const blob::Range &one = memory_[number];
+    const std::uint64_t at = blob::facts_at + offsetof(blob::Facts, ranges) + number * sizeof one;
+    if (write_memory(pid_, at + offsetof(blob::Range, end), &one.end, sizeof one.end))
+        write_memory(pid_, at, &one.begin, sizeof one.begin);
+}
+
+void Copies::add_memory(std::uint64_t begin, std::uint64_t size) {
+    if (!looks_for_memory() || ranges_ == blob::most_ranges)
+        return;
+    memory_[ranges_] = {begin, begin + size};
+    if (state_ == State::in)
+        write_range(ranges_);
+    ranges_++;
+}
+
+void Copies::drop_memory(std::uint64_t begin, std::uint64_t size) {
+    for (std::size_t number = 0; number < ranges_; number++) {
+        blob::Range &one = memory_[number];
+        if (one.begin >= begin + size || one.end <= begin)
+            continue;
+        one.end = 0; // the place is not used again: a thread may be reading it
+        if (state_ == State::in)
+            write_range(number);
+    }
+}
+
+// Where the last visit saw what the driver saved, as far as that is there still: the driver's own memory is private,
+// and no file's.
+void Copies::find_memory() {
+    ranges_ = 0;
+    const auto maps = mappings(pid_);
+    for (const blob::Range &range : facts_.ranges) {
+        std::uint64_t reached = range.begin;
+        for (const Mapping &one : maps) {
+            if (one.begin <= reached && one.end > reached && one.is_anonymous() && one.readable && one.writable)
+                reached = one.end;
+        }
+        if (range.begin != 0 && range.end > range.begin && reached >= range.end)
+            memory_[ranges_++] = range;
+    }
 }
 
 void Copies::add_driver(std::uint64_t thread_pointer) {
@@ -361,7 +484,7 @@ void Copies::add_driver(std::uint64_t thread_pointer) {
     else
         *place = thread_pointer;
     if (state_ == State::in)
-        write_memory(pid_, control(number * sizeof thread_pointer), &thread_pointer, sizeof thread_pointer);
+        write_control(number * sizeof thread_pointer, &thread_pointer, sizeof thread_pointer);
 }
 
 void Copies::drop_driver(std::uint64_t thread_pointer) {
@@ -370,8 +493,7 @@ void Copies::drop_driver(std::uint64_t thread_pointer) {
         return;
     *place = 0;
     if (state_ == State::in)
-        write_memory(pid_, control(static_cast<std::size_t>(place - drivers_.begin()) * sizeof *place), &*place,
-                     sizeof *place);
+        write_control(static_cast<std::size_t>(place - drivers_.begin()) * sizeof *place, &*place, sizeof *place);
 }
 
 bool Copies::owns(pid_t tid) const {

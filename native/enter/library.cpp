@@ -118,13 +118,16 @@ std::optional<std::uintptr_t> find_slot(pid_t pid, const Library &library, const
     return std::nullopt;
 }
 
+bool is_drivers(const Mapping &one) {
+    return one.path.substr(one.path.rfind('/') + 1).starts_with("libcuda.so");
+}
+
 } // namespace
 
 std::optional<std::uintptr_t> driver_reference(pid_t pid, const std::string &function, std::string &why_not) {
     const auto maps = mappings(pid);
-    const auto begin = std::find_if(maps.begin(), maps.end(), [](const Mapping &one) {
-        return one.offset == 0 && one.path.substr(one.path.rfind('/') + 1).starts_with("libcuda.so");
-    });
+    const auto begin =
+        std::find_if(maps.begin(), maps.end(), [](const Mapping &one) { return one.offset == 0 && is_drivers(one); });
     if (begin == maps.end()) {
         why_not = "it has no libcuda.so";
         return std::nullopt;
@@ -143,6 +146,13 @@ std::optional<std::uintptr_t> driver_reference(pid_t pid, const std::string &fun
         return std::nullopt;
     }
     return slot;
+}
+
+bool is_resolved(pid_t pid, std::uintptr_t value) {
+    const auto maps = mappings(pid);
+    return std::any_of(maps.begin(), maps.end(), [value](const Mapping &one) {
+        return one.executable && !is_drivers(one) && value >= one.begin && value < one.end;
+    });
 }
 
 } // namespace woodfrog::enter

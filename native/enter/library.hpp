@@ -13,4 +13,7 @@ namespace woodfrog::enter {
 // table), if that can be written. Nothing, and `why_not` as a sentence for people, when there is none.
 std::optional<std::uintptr_t> driver_reference(pid_t pid, const std::string &function, std::string &why_not);
 
+// Whether what is in such a reference is the function, and not yet the driver's own code that looks for it.
+bool is_resolved(pid_t pid, std::uintptr_t value);
+
 } // namespace woodfrog::enter

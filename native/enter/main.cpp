@@ -16,8 +16,8 @@ namespace {
 using namespace woodfrog::enter;
 
 [[noreturn]] void usage() {
-    std::fprintf(stderr, "usage: woodfrog-enter [--populate THREADS] [--copy THREADS] [--wait] [--record] "
-                         "[--least BYTES] PID [TID...]\n");
+    std::fprintf(stderr, "usage: woodfrog-enter [--populate THREADS] [--copy THREADS] [--restore] [--idle S] "
+                         "[--wait] [--record] [--least BYTES] PID [TID...]\n");
     std::exit(2);
 }
 
@@ -36,6 +36,10 @@ Options parse(char **words) {
             options.populate_threads = static_cast<unsigned>(std::min<std::uint64_t>(number(*++words), 256));
         } else if (std::strcmp(*words, "--copy") == 0) {
             options.copy_threads = static_cast<unsigned>(std::min<std::uint64_t>(number(*++words), 256));
+        } else if (std::strcmp(*words, "--restore") == 0) {
+            options.restores = true;
+        } else if (std::strcmp(*words, "--idle") == 0) {
+            options.idle_s = number(*++words);
         } else if (std::strcmp(*words, "--wait") == 0) {
             options.wait = true;
         } else if (std::strcmp(*words, "--record") == 0) {

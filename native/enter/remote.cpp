@@ -34,6 +34,8 @@ bool parse_mapping(const std::string &line, Mapping &mapping) {
                     permissions, &mapping.offset, &path_at) < 4 ||
         std::strlen(permissions) != 4)
         return false;
+    mapping.readable = permissions[0] == 'r';
+    mapping.shared = permissions[3] == 's';
     mapping.writable = permissions[1] == 'w';
     mapping.executable = permissions[2] == 'x';
     mapping.path = path_at > 0 ? line.substr(static_cast<std::size_t>(path_at)) : "";

@@ -17,8 +17,11 @@ bool write_memory(pid_t pid, std::uintptr_t address, const void *from, std::size
 struct Mapping {
     std::uintptr_t begin = 0, end = 0;
     std::uint64_t offset = 0; // of its begin in the file
-    bool writable = false, executable = false;
+    bool readable = false, writable = false, executable = false, shared = false;
     std::string path;
+
+    // Private memory that is no file's, and no stack or heap of the C library's.
+    bool is_anonymous() const { return !shared && (path.empty() || path.starts_with("[anon:")); }
 };
 
 std::vector<Mapping> mappings(pid_t pid);

@@ -21,6 +21,7 @@ namespace {
 
 constexpr int syscall_stop = SIGTRAP | 0x80; // with PTRACE_O_TRACESYSGOOD
 constexpr long trace_options = PTRACE_O_TRACESYSGOOD | PTRACE_O_TRACECLONE;
+constexpr std::size_t least_state_bytes = 1 << 20;
 constexpr std::size_t most_calls = 500'000; // 50 MB; a checkpoint of the driver makes a few thousand
 
 #if defined(__x86_64__)
@@ -90,7 +91,8 @@ int wait_for_signal() {
 
 } // namespace
 
-Tracer::Tracer(Options options) : options_(std::move(options)), copies_(options_.pid, options_.copy_threads) {}
+Tracer::Tracer(Options options)
+    : options_(std::move(options)), copies_(options_.pid, options_.copy_threads, options_.restores, options_.idle_s) {}
 
 bool Tracer::attach() {
     const bool all = options_.threads.empty();
@@ -226,7 +228,8 @@ void Tracer::go_on(pid_t tid, int signal) {
 }
 
 bool Tracer::sees_calls() const {
-    return options_.record || options_.populate_threads > 0 || copies_.waits() || ending_;
+    return options_.record || options_.populate_threads > 0 || copies_.waits() ||
+           (copies_.is_in() && copies_.looks_for_memory()) || ending_;
 }
 
 // It stands because it was interrupted, or with its process (SIGSTOP and its like).
@@ -283,15 +286,19 @@ void Tracer::stopped_at_call(pid_t tid, Thread &thread) {
     }
 }
 
+// What a driver's thread asks for is the driver's; it makes no other such mapping.
 bool Tracer::is_control_state(const std::uint64_t (&arguments)[6]) const {
     constexpr std::uint64_t needed = MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE;
     constexpr std::uint64_t allowed = needed | MAP_NORESERVE | MAP_STACK;
-    return arguments[0] == 0 && arguments[1] >= options_.least_bytes && arguments[2] == (PROT_READ | PROT_WRITE) &&
+    return arguments[0] == 0 && arguments[1] >= least_state_bytes && arguments[2] == (PROT_READ | PROT_WRITE) &&
            (arguments[3] & needed) == needed && (arguments[3] & ~allowed) == 0;
 }
 
 void Tracer::entered(pid_t tid, Thread &thread) {
     thread.ours = false;
+    thread.is_state = thread.number == SYS_mmap && is_control_state(thread.arguments);
+    if (thread.number == SYS_munmap || thread.number == SYS_mremap)
+        copies_.drop_memory(thread.arguments[0], thread.arguments[1]);
     if (thread.number == SYS_munmap) {
         for (const auto &populator : populators_) {
             if (populator->overlaps(thread.arguments[0], thread.arguments[1]))
@@ -299,7 +306,7 @@ void Tracer::entered(pid_t tid, Thread &thread) {
         }
     }
 #if defined(__x86_64__)
-    if (!chain_ || options_.populate_threads == 0 || thread.number != SYS_mmap || !is_control_state(thread.arguments))
+    if (!chain_ || options_.populate_threads == 0 || !thread.is_state || thread.arguments[1] < options_.least_bytes)
         return;
     user_regs_struct registers;
     if (ptrace(PTRACE_GETREGS, tid, nullptr, &registers) != 0)
@@ -324,13 +331,17 @@ void Tracer::left(pid_t tid, Thread &thread, std::int64_t result) {
             unrecorded_++;
         }
     }
+    const bool failed = result < 0 && result > -4096;
+    const auto address = static_cast<std::uintptr_t>(result);
+    const std::size_t size = thread.arguments[1];
+    if (thread.is_state && !failed)
+        copies_.add_memory(address, size);
+    thread.is_state = false;
     if (!thread.ours)
         return;
     thread.ours = false;
-    if (result < 0 && result > -4096)
+    if (failed)
         return;
-    const auto address = static_cast<std::uintptr_t>(result);
-    const std::size_t size = thread.arguments[1];
     advise(tid, address, size);
     if (!threads_.contains(tid))
         return;

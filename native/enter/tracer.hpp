@@ -26,6 +26,8 @@ struct Options {
     std::vector<pid_t> threads;           // of the process; empty: all
     unsigned populate_threads = 0;        // 0: mappings are left as they are made
     unsigned copy_threads = 0;            // that help with the driver's copies; 0: none
+    bool restores = false;                // whether the driver restores: then its state is where the last visit saw it
+    std::uint64_t idle_s = 60;            // without a copy, until those threads end by themselves
     bool wait = false;                    // whether the thread waits until its mapping is populated
     bool record = false;                  // whether every system call is told in the end
     std::uint64_t least_bytes = 64 << 20; // of a mapping that is taken for the driver's
@@ -57,6 +59,7 @@ class Tracer {
         double begun_s = 0;
         std::uint64_t number = 0;
         std::uint64_t arguments[6] = {};
+        bool is_state = false;     // the call it is inside makes the mapping for what the driver saves
         bool ours = false;         // the call it is inside is a mapping that we changed
         bool held = false;         // it stands until what we put into the process is out again
         bool nudged = false;       // it was stopped in a call so that it could make calls for us

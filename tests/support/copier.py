@@ -14,14 +14,18 @@ MIB = 1 << 20
 DEADLINE_S = 30.0
 # Of one round: 32 pieces of 2 MiB but for the last words, saved and loaded.
 ROUND_BYTES = 2 * (64 * MIB - 517 * 8)
-PLACE = 0x1F0DF4060000  # where woodfrog-enter puts its code (native/enter/blob/layout.hpp)
+# Where woodfrog-enter puts its code (native/enter/blob/layout.hpp), what is behind it, and how large that is.
+PLACE = 0x1F0DF4160000
+CODE_BYTES = 4096
+FACTS, CONTROL, STACKS = PLACE + 0x1000, PLACE + 0x2000, PLACE + 0x3000
+STACKS_BYTES = 16 * 16384
 
 
 class Copier(OrderedProgram):
     """tests/sim/enter/copier.cpp as a process; see there."""
 
-    def __init__(self, program: Path, driver: Path) -> None:
-        super().__init__([str(program), str(driver)])
+    def __init__(self, program: Path, driver: Path, *, fresh: bool = False) -> None:
+        super().__init__([str(program), str(driver), *["fresh"] * fresh])
 
     def ask(self, letter: str) -> str:
         """One order, and its answer."""
@@ -58,10 +62,13 @@ class Copier(OrderedProgram):
         """Whether anything of woodfrog-enter is mapped."""
         return has_code(self.pid)
 
+    def is_at_work(self) -> bool:
+        """Whether it is more than code that nobody is led to."""
+        return is_at_work(self.pid)
+
     def check_clean(self) -> None:
-        """Nothing of woodfrog-enter is in it, nobody traces it, and a round is right."""
-        assert self.helpers() == 0
-        assert not self.has_code()
+        """Nothing of woodfrog-enter is at work in it, nobody traces it, and a round is right."""
+        assert not self.is_at_work()
         assert self.tracers() == {"0"}
         self.check()
 
@@ -92,6 +99,27 @@ def helping_threads(pid: int) -> int:
 
 def has_code(pid: int) -> bool:
     """Whether anything of woodfrog-enter is mapped in a process."""
+    return _is_mapped(pid, PLACE, STACKS + STACKS_BYTES)
+
+
+def is_at_work(pid: int) -> bool:
+    """Whether threads of woodfrog-enter are in a process, or stacks for them, or its driver is led to that code."""
+    if helping_threads(pid) or _is_mapped(pid, STACKS, STACKS + STACKS_BYTES):
+        return True
+    if not has_code(pid):
+        return False
+    slot = read_word(pid, FACTS)
+    return slot != 0 and PLACE <= read_word(pid, slot) < PLACE + CODE_BYTES
+
+
+def read_word(pid: int, address: int) -> int:
+    """Eight bytes of a process."""
+    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+        memory.seek(address)
+        return int.from_bytes(memory.read(8), "little")
+
+
+def _is_mapped(pid: int, begin: int, end: int) -> bool:
     maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    begins = [int(line.partition("-")[0], 16) for line in maps]
-    return any(PLACE <= begin < PLACE + 16 * MIB for begin in begins)
+    ranges = [[int(word, 16) for word in line.split()[0].split("-")] for line in maps]
+    return any(first < end and last > begin for first, last in ranges)

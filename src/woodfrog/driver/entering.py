@@ -116,7 +116,7 @@ class Entered:
         if copy_threads is None:
             copy_threads = wanted_copy_threads()
         self._command += ["--copy", str(copy_threads)] * (copy_threads > 0)
-        self._command += ["--wait"] * wait + ["--record"] * record
+        self._command += ["--restore"] * (step == "restore") + ["--wait"] * wait + ["--record"] * record
         self._command += [str(number) for number in (pid, *threads)]
         self._enters = populate_threads > 0
         self._copies = copy_threads > 0

@@ -62,8 +62,8 @@ def copier(copier_programs: tuple[Path, Path, Path]) -> Iterator[Callable[..., C
     made: list[Copier] = []
     program, lazy, fixed = copier_programs
 
-    def make(*, read_only: bool = False) -> Copier:
-        made.append(Copier(program, fixed if read_only else lazy))
+    def make(*, read_only: bool = False, fresh: bool = False) -> Copier:
+        made.append(Copier(program, fixed if read_only else lazy, fresh=fresh))
         return made[-1]
 
     yield make

@@ -1,11 +1,16 @@
-// A program with a driver (fake_driver.cpp, whose path is its argument) that copies on a thread of its own. Prints
-// "ready PID TID", the driver's thread, and obeys each byte of its input:
+// A program with a driver (fake_driver.cpp, whose path is its argument) that copies on a thread of its own, into a
+// mapping such as the driver makes. With a second argument the driver has copied nothing before. Prints "ready PID
+// TID", the driver's thread, and obeys each byte of its input:
 //
 //     c   the driver's thread copies 32 pieces of 2 MiB and back, and all bytes are compared
 //     b   the driver's thread copies so until `e`
 //     e   … and says whether all was right
 //     o   the main thread copies so
 //     v   the driver's thread copies overlapping memory
+//     w   the driver's thread saves, and
+//     r   loads what it saved
+//     p   the driver's thread copies from memory of the application's that is protected; its handler must run there
+//     l   the main thread copies through woodfrog's code, as one that was interrupted on its way there
 //     f   forks on the main thread; the child copies so, says "child PID right", and waits
 //     s   forbids new threads (seccomp, EPERM) from here on
 //
@@ -42,18 +47,23 @@ std::uint64_t word(std::size_t index, std::uint64_t seed) {
     return 0x9e3779b97f4a7c15u * (index + 1) + seed;
 }
 
+constexpr std::size_t words = pieces * piece_words - 517;
+
+struct Buffers {
+    std::vector<std::uint64_t> each[2] = {std::vector<std::uint64_t>(piece_words),
+                                          std::vector<std::uint64_t>(piece_words)};
+    std::vector<std::uint64_t> &operator[](std::size_t number) { return each[number % 2]; }
+};
+
 // A state is saved in pieces from two buffers in turn, and loaded back into them. The last piece is no whole one.
-bool is_right(std::uint64_t seed) {
-    const std::size_t words = pieces * piece_words - 517;
-    std::vector<std::uint64_t> buffers[2] = {std::vector<std::uint64_t>(piece_words),
-                                             std::vector<std::uint64_t>(piece_words)};
-    void *memory = mmap(nullptr, words * 8, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+std::uint64_t *save(std::uint64_t seed, bool &right) {
+    Buffers buffers;
+    void *memory = mmap(nullptr, words * 8, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
     if (memory == MAP_FAILED)
-        return false;
+        abort();
     auto *saved = static_cast<std::uint64_t *>(memory);
-    bool right = true;
     for (std::size_t begin = 0, number = 0; begin < words; begin += piece_words, number++) {
-        std::vector<std::uint64_t> &buffer = buffers[number % 2];
+        std::vector<std::uint64_t> &buffer = buffers[number];
         const std::size_t count = std::min(piece_words, words - begin);
         for (std::size_t i = 0; i < count; i++)
             buffer[i] = word(begin + i, seed);
@@ -62,15 +72,59 @@ bool is_right(std::uint64_t seed) {
         for (std::size_t i = 0; i < count; i++)
             right &= saved[begin + i] == word(begin + i, seed);
     }
+    return saved;
+}
+
+void load(std::uint64_t *saved, std::uint64_t seed, bool &right) {
+    Buffers buffers;
     for (std::size_t begin = 0, number = 0; begin < words; begin += piece_words, number++) {
-        std::vector<std::uint64_t> &buffer = buffers[number % 2];
+        std::vector<std::uint64_t> &buffer = buffers[number];
         const std::size_t count = std::min(piece_words, words - begin);
         copy(buffer.data(), saved + begin, count * 8);
         for (std::size_t i = 0; i < count; i++)
             right &= buffer[i] == word(begin + i, seed);
     }
-    munmap(memory, words * 8);
+    munmap(saved, words * 8);
+}
+
+bool is_right(std::uint64_t seed) {
+    bool right = true;
+    load(save(seed, right), seed, right);
     return right;
+}
+
+volatile pid_t handled_by = 0;
+std::uint8_t *protected_memory = nullptr;
+constexpr std::size_t protected_bytes = 2 << 20;
+
+void unprotect(int) {
+    handled_by = gettid();
+    mprotect(protected_memory, protected_bytes, PROT_READ | PROT_WRITE);
+}
+
+bool is_right_protected() {
+    protected_memory = static_cast<std::uint8_t *>(
+        mmap(nullptr, protected_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    memset(protected_memory, 0x5a, protected_bytes);
+    mprotect(protected_memory, protected_bytes, PROT_NONE);
+    struct sigaction action{};
+    action.sa_handler = unprotect;
+    sigaction(SIGSEGV, &action, nullptr);
+    handled_by = 0;
+    std::vector<std::uint8_t> into(protected_bytes);
+    copy(into.data(), protected_memory, protected_bytes);
+    const bool right = handled_by == gettid() && into == std::vector<std::uint8_t>(protected_bytes, 0x5a);
+    munmap(protected_memory, protected_bytes);
+    return right;
+}
+
+// Where woodfrog-enter's code begins (native/enter/blob/layout.hpp): a magic number, and where its memcpy is.
+bool is_right_late() {
+    constexpr std::uintptr_t place = 0x1f0df4160000;
+    const auto entry = place + reinterpret_cast<const std::uint32_t *>(place)[2];
+    std::vector<std::uint8_t> from(protected_bytes, 0x77), into(protected_bytes);
+    reinterpret_cast<void *(*)(void *, const void *, std::size_t)>(entry)(into.data(), from.data(), into.size());
+    return into == from;
 }
 
 // As the C library's, which is one function with memmove.
@@ -104,7 +158,7 @@ void drive(int orders) {
     sigaddset(&mask, SIGUSR2);
     pthread_sigmask(SIG_BLOCK, &mask, nullptr);
     pthread_sigmask(SIG_BLOCK, nullptr, &mask);
-    std::uint64_t seed = 0;
+    std::uint64_t seed = 0, *saved = nullptr;
     for (char order;;) {
         // The kernel makes a call with a time limit again by another way than one without.
         pollfd wait{orders, POLLIN, 0};
@@ -114,7 +168,17 @@ void drive(int orders) {
         }
         if (read(orders, &order, 1) != 1)
             return;
-        bool right = order == 'v' ? is_right_overlapping() : is_right(++seed);
+        bool right = true;
+        if (order == 'v')
+            right = is_right_overlapping();
+        else if (order == 'p')
+            right = is_right_protected();
+        else if (order == 'w')
+            saved = save(4711, right);
+        else if (order == 'r')
+            load(saved, 4711, right);
+        else
+            right = is_right(++seed);
         pthread_sigmask(SIG_BLOCK, nullptr, &now);
         right &= memcmp(&now, &mask, sizeof(std::uint64_t)) == 0;
         while (order == 'b' && !ending.load())
@@ -154,17 +218,22 @@ bool forbid_threads() {
 } // namespace
 
 int main(int count, char **words) {
-    void *driver = count == 2 ? dlopen(words[1], RTLD_LAZY) : nullptr;
+    void *driver = count >= 2 ? dlopen(words[1], RTLD_LAZY) : nullptr;
     copy = driver == nullptr ? nullptr : reinterpret_cast<Copy>(dlsym(driver, "copy_as_driver"));
     int ends[2];
     if (copy == nullptr || pipe(ends) != 0)
         return 2;
+    std::uint64_t from = 1, to = 0;
+    if (count == 2)
+        copy(&to, &from, sizeof from);
     std::thread thread(drive, ends[0]);
     for (char order; read(STDIN_FILENO, &order, 1) == 1;) {
         if (order == 'e')
             ending.store(true);
         else if (order == 'o')
             say(is_right(99) ? "right" : "wrong");
+        else if (order == 'l')
+            say(is_right_late() ? "right" : "wrong");
         else if (order == 'f')
             fork_child();
         else if (order == 's')

@@ -10,33 +10,34 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from copier import DEADLINE_S, ROUND_BYTES, Copier, has_code, wait_until
+from copier import DEADLINE_S, ROUND_BYTES, Copier, is_at_work, wait_until
 
 from woodfrog.driver.entering import Copies, Entered
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="woodfrog-enter enters x86-64 processes only")
 
 HELPERS = 3
-# In the order in which they are come to (native/enter/copies.cpp). Coming: mapped, code and control written, code made
-# executable, control cleared in children, one thread made, all made, the driver's reference led to them, all run.
-# Going: told to end, ended, nobody in the code, unmapped.
+# In the order in which they are come to (native/enter/copies.cpp). The code: mapped, written, made executable. Coming:
+# control cleared in children, all of it set up, stacks mapped, one thread made, all made, the driver's reference led to
+# them, all run. Going: told to end, ended, stacks unmapped.
+CODING = ["copy_mapped", "copy_written", "copy_is_code"]
 COMING = [
-    "copy_mapped",
-    "copy_written",
-    "copy_is_code",
     "copy_wiped",
+    "copy_set_up",
+    "copy_stacks",
     "copy_first_thread",
     "copy_threads",
     "copy_led",
     "copy_running",
 ]
-GOING = ["copy_go_home", "copy_home", "copy_quiet", "copy_unmapped"]
+GOING = ["copy_go_home", "copy_home", "copy_unmapped"]
 # Of each system call that a thread makes for us (chain.cpp); the first of them is the mapping.
 CALLING = ["frame_written", "call_set", "signals_held", "call_entered", "call_made", "signals_back"]
 
 
-def visit(target: Copier, helpers: int = HELPERS) -> Entered:
-    return Entered(target.pid, [target.thread], populate_threads=0, copy_threads=helpers)
+def visit(target: Copier, helpers: int = HELPERS, step: str = "checkpoint") -> Entered:
+    threads = [target.thread]
+    return Entered(target.pid, threads, populate_threads=0, copy_threads=helpers, step=step)
 
 
 def shared(visitor: Entered) -> Copies:
@@ -104,7 +105,7 @@ def test_a_reference_that_is_resolved_already_is_as_good(copier: Callable[..., C
     target.check_clean()
 
 
-@pytest.mark.parametrize("point", CALLING + COMING + GOING)
+@pytest.mark.parametrize("point", CALLING + CODING + COMING + GOING)
 def test_killed_anywhere_the_process_goes_on_and_the_next_visit_cleans_up(
     copier: Callable[..., Copier], monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
@@ -127,7 +128,7 @@ def test_killed_anywhere_the_process_goes_on_and_the_next_visit_cleans_up(
     target.check_clean()
 
 
-@pytest.mark.parametrize("point", CALLING + COMING + GOING)
+@pytest.mark.parametrize("point", CALLING + CODING + COMING + GOING)
 def test_a_target_that_is_killed_anywhere_is_told(
     copier: Callable[..., Copier], monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
@@ -156,7 +157,7 @@ def test_a_visit_that_is_not_to_copy_cleans_up_as_well(
     assert target.has_code()
     monkeypatch.delenv("WOODFROG_ENTER_FAULT")
     with visit(target, helpers=0) as second:
-        wait_until(lambda: not target.has_code(), "end of what was left")
+        wait_until(lambda: not target.is_at_work(), "end of what was left")
     assert second.visit.copies == []
     target.check_clean()
 
@@ -187,7 +188,7 @@ def test_random_kills_with_copies_under_way(copier: Callable[..., Copier], monke
     choose = random.Random(4711)
     target = copier()
     for _ in range(20):
-        point = choose.choice(CALLING + COMING + GOING)
+        point = choose.choice(CALLING + CODING + COMING + GOING)
         orders = choose.choice(["", "o", "c", "oc"])
         monkeypatch.setenv("WOODFROG_ENTER_FAULT", point)
         with visit(target) as visitor:
@@ -213,7 +214,7 @@ def test_visits_in_the_middle_of_copies(copier: Callable[..., Copier]) -> None:
             wait_until(lambda: target.helpers() == HELPERS, "threads that help")
             target.ask("o")
         assert shared(visitor).reason == ""
-        assert not target.has_code()
+        assert not target.is_at_work()
     target.order("e")
     assert target.line() == "right"
     target.check_clean()
@@ -227,7 +228,7 @@ def test_visits_end_in_the_middle_of_other_threads_copies(copier: Callable[..., 
             wait_until(lambda: target.helpers() == 1, "thread that helps")
             target.order("o")
         assert shared(visitor).reason == ""
-        assert not target.has_code()
+        assert not target.is_at_work()
         assert target.line() == "right"
     target.check_clean()
 
@@ -245,11 +246,11 @@ def test_a_child_that_is_forked_meanwhile_copies_alone(copier: Callable[..., Cop
     target.check_clean()
     # The code is in the children still; a visit takes it out there as well.
     for child in (int(words[1]) for words in answers):
-        assert has_code(child)
+        assert is_at_work(child)
         with Entered(child, [child], populate_threads=0, copy_threads=0) as cleaning:
             pass
         assert [(one["reason"], one["cleaned"]) for one in cleaning.named("copies")] == [("", True)]
-        assert not has_code(child)
+        assert not is_at_work(child)
         assert len(list(Path(f"/proc/{child}/task").iterdir())) == 1
 
 
