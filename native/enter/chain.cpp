@@ -232,7 +232,7 @@ Outcome make_call(pid_t pid, pid_t tid, const Chain &chain, const Context &conte
     Outcome outcome;
     if (!begin_call(pid, tid, chain, context, number, arguments))
         return outcome;
-    if (!wait_for_call(tid, chain.call_and_return + 2, outcome)) {
+    if (!wait_for_call(tid, chain.behind_call(), outcome)) {
         outcome.gone = true;
         return outcome;
     }

@@ -26,6 +26,10 @@ struct Chain {
     std::uintptr_t call_and_return = 0; // `syscall`, and a `ret` behind it that is reached with the stack as it was
     std::uintptr_t signal_return = 0;   // `mov $15, %rax; syscall`
 
+    // Behind the instructions with which it enters the kernel.
+    std::uintptr_t behind_call() const { return call_and_return + 2; }
+    std::uintptr_t behind_signal_return() const { return signal_return + 9; }
+
     // Nothing when the process has no such code; `why_not` is then the reason, as a sentence for people.
     static std::optional<Chain> find(pid_t pid, std::string &why_not);
 };
@@ -53,8 +57,9 @@ using Arguments = std::array<std::uint64_t, 6>;
 
 // What became of a call.
 struct Outcome {
-    bool made = false; // and `result` is what the kernel gave
-    bool gone = false; // the thread has ended; `waited` and `status` tell how
+    bool made = false;    // and `result` is what the kernel gave
+    bool refused = false; // a filter of the process would not have let it through
+    bool gone = false;    // the thread has ended; `waited` and `status` tell how
     std::int64_t result = 0;
     Waited waited = Waited::stopped;
     int status = 0;

@@ -5,10 +5,12 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <climits>
 #include <csignal>
 #include <cstddef>
 #include <cstring>
 #include <fstream>
+#include <linux/futex.h>
 #include <linux/prctl.h>
 #include <sched.h>
 #include <sys/mman.h>
@@ -31,6 +33,7 @@ extern const std::size_t code_size;
 namespace {
 
 constexpr const char *thread_name = "woodfrog-copy";
+constexpr std::uint64_t thread_flags = CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM;
 constexpr const char *changed = "its driver's reference to memcpy was changed by somebody else";
 constexpr const char *no_thread = "no thread of the driver stood where it could make calls for it";
 std::uint64_t ticks_per_us() {
@@ -45,7 +48,7 @@ std::uint64_t ticks_per_us() {
 
 // Of a call: what the kernel gave, or why it could not be made.
 std::int64_t result_of(const Outcome &outcome) {
-    return outcome.made ? outcome.result : outcome.gone ? -ESRCH : -EFAULT;
+    return outcome.made ? outcome.result : outcome.gone ? -ESRCH : outcome.refused ? -EPERM : -EFAULT;
 }
 
 std::string cannot(const char *what, std::int64_t error) {
@@ -64,6 +67,12 @@ Copies::Copies(pid_t pid, unsigned threads, bool restores, std::uint64_t idle_s)
 void Copies::give_up(const std::string &reason) {
     state_ = State::over;
     reason_ = reason;
+}
+
+void Copies::abandon(const std::string &reason) {
+    if (state_ != State::nothing)
+        give_up(reason);
+    helpers_.clear();
 }
 
 // What is at our address is the process's word: it may be anything, and is used only if it is as we would have left it.
@@ -106,7 +115,7 @@ bool Copies::is_at_work() {
     return found == Place::unfinished || (found == Place::ready && (stacks_mapped_ || is_led_here()));
 }
 
-void Copies::begin(const Caller &caller, bool only_clean) {
+void Copies::begin(const Caller &caller, const Filters &filters, bool only_clean) {
     state_ = State::over;
     if (only_clean)
         reason_ = no_thread;
@@ -119,7 +128,7 @@ void Copies::begin(const Caller &caller, bool only_clean) {
         reason_.clear();
     if (wanted_ == 0 || only_clean)
         return;
-    reason_ = come(caller, found == Place::ready);
+    reason_ = come(caller, filters, found == Place::ready);
     if (reason_.empty())
         state_ = State::in;
 }
@@ -151,7 +160,42 @@ std::string Copies::clean(const Caller &caller, Place found) {
     return "";
 }
 
-std::string Copies::come(const Caller &caller, bool ready) {
+// Asked before anything is there: a filter may end the process for a call.
+std::string Copies::forbidden(const Filters &filters) {
+    constexpr std::uint64_t anonymous = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE;
+    constexpr std::uint64_t read_write = PROT_READ | PROT_WRITE;
+    constexpr std::uint64_t woken = blob::control_at + offsetof(blob::Control, woken);
+    const struct {
+        std::uintptr_t behind;
+        long number;
+        Arguments arguments;
+    } calls[] = {
+        {0, SYS_mmap, {blob::place, blob::kept_bytes, read_write, anonymous, ~0ull, 0}},
+        {0, SYS_mmap, {blob::stacks_at, blob::all_stacks_bytes, read_write, anonymous, ~0ull, 0}},
+        {0, SYS_mprotect, {blob::place, blob::code_bytes, PROT_READ | PROT_EXEC}},
+        {0, SYS_madvise, {blob::control_at, blob::page_bytes, MADV_WIPEONFORK}},
+        {0, SYS_prctl, {PR_GET_TSC, blob::control_at}},
+        {0, SYS_clone, {thread_flags, blob::stacks_at + blob::stack_bytes}},
+        {0, SYS_munmap, {blob::stacks_at, blob::all_stacks_bytes}},
+        {blob::place, SYS_prctl, {PR_SET_NAME, blob::place}},
+        {blob::place, SYS_futex, {woken, FUTEX_WAIT_PRIVATE, 0, blob::stacks_at}},
+        {blob::place, SYS_futex, {woken, FUTEX_WAKE_PRIVATE, INT_MAX}},
+        {blob::place, SYS_futex, {blob::stacks_at, FUTEX_WAKE_OP_PRIVATE, 1, 1, blob::stacks_at, 0}},
+        {blob::place, SYS_sched_yield, {}},
+        {blob::place, SYS_exit, {}},
+    };
+    for (const auto &one : calls) {
+        const Filtered found = filters(one.behind, one.number, one.arguments);
+        if (found == Filtered::unknown)
+            return "it has a seccomp filter that cannot be read: that takes CAP_SYS_ADMIN, and a daemon without a "
+                   "filter";
+        if (found == Filtered::refused)
+            return "its seccomp filter does not let through what woodfrog would call";
+    }
+    return "";
+}
+
+std::string Copies::come(const Caller &caller, const Filters &filters, bool ready) {
     std::string why_not;
     if (drivers_.empty())
         return "the driver does not name its threads";
@@ -162,6 +206,8 @@ std::string Copies::come(const Caller &caller, bool ready) {
     const auto slot = driver_reference(pid_, "memcpy", why_not);
     if (!slot)
         return why_not;
+    if (std::string reason = forbidden(filters); !reason.empty())
+        return reason;
     facts_.slot = *slot;
     facts_.ticks_per_us = ticks_per_us();
     if (!read_memory(pid_, *slot, &facts_.replaced, sizeof facts_.replaced) || contains(facts_.replaced))
@@ -279,7 +325,6 @@ std::string Copies::start_threads(const Caller &caller) {
 
 // A new thread, which stands before its first instruction; 0 with errno in `error` when there is none to be had.
 pid_t Copies::start(const Caller &caller, bool leads, int &error) {
-    constexpr std::uint64_t flags = CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD | CLONE_SYSVSEM;
     std::uint32_t stacks[blob::most_helpers];
     error = EFAULT;
     if (!read_memory(pid_, blob::control_at + offsetof(blob::Control, stacks), stacks, sizeof stacks))
@@ -293,7 +338,7 @@ pid_t Copies::start(const Caller &caller, bool leads, int &error) {
     constexpr std::uint32_t its_own = 1, nobodys = 0;
     if (!write_memory(pid_, top_at, &top, sizeof top) || !write_control(word_at, &its_own, sizeof its_own))
         return 0;
-    const Outcome outcome = caller(SYS_clone, {flags, top_at});
+    const Outcome outcome = caller(SYS_clone, {thread_flags, top_at});
     int status = 0;
     if (outcome.made && outcome.result >= 0 && outcome.started != 0)
         return wait_for(outcome.started, status) == Waited::stopped ? outcome.started : 0;

@@ -16,6 +16,7 @@
 
 #include "blob/layout.hpp"
 #include "chain.hpp"
+#include "filter.hpp"
 
 namespace woodfrog::enter {
 
@@ -25,6 +26,8 @@ class Copies {
   public:
     // Makes a system call in a thread of the process that stands.
     using Caller = std::function<Outcome(long number, const Arguments &arguments)>;
+    // What the filters of the process say to a call of its; behind which instruction is told only if it is the code's.
+    using Filters = std::function<Filtered(std::uintptr_t behind, long number, const Arguments &arguments)>;
 
     // With 0 threads only what an earlier visit left at work is ended. `restores`: what the driver saved lies where the
     // last visit saw it. `idle_s`: see blob::Facts.
@@ -37,12 +40,14 @@ class Copies {
 
     // Ends what was left at work, then, unless `only_clean`, starts the threads and leads the driver's copies to them.
     // The thread that makes the calls must not stand in the code (`contains`).
-    void begin(const Caller &caller, bool only_clean);
+    void begin(const Caller &caller, const Filters &filters, bool only_clean);
     // The driver's copies are its own again, the threads have ended, and their stacks are unmapped. Every thread that
     // is traced must stand, outside of the code (`contains`).
     void end(const Caller &caller);
     // It cannot be done, with the reason as a sentence for people.
     void give_up(const std::string &reason);
+    // Everything is gone with the program that it was in.
+    void abandon(const std::string &reason);
 
     // Copies on a thread with this thread pointer are shared, or not any more.
     void add_driver(std::uint64_t thread_pointer);
@@ -71,7 +76,8 @@ class Copies {
     Place look();
     bool is_at_work();
     std::string clean(const Caller &caller, Place found);
-    std::string come(const Caller &caller, bool ready);
+    std::string come(const Caller &caller, const Filters &filters, bool ready);
+    static std::string forbidden(const Filters &filters);
     std::string put_code(const Caller &caller);
     std::string set_up(const Caller &caller);
     std::string start_threads(const Caller &caller);
@@ -112,6 +118,7 @@ class Copies {
     bool waits() const { return false; }
     bool is_in() const { return false; }
     void give_up(const std::string &) {}
+    void abandon(const std::string &) {}
     void add_driver(std::uint64_t) {}
     void drop_driver(std::uint64_t) {}
     void add_memory(std::uint64_t, std::uint64_t) {}

@@ -13,6 +13,7 @@
 
 #include <linux/audit.h>
 
+#include "filter.hpp"
 #include "remote.hpp"
 #include "report.hpp"
 
@@ -20,7 +21,7 @@ namespace woodfrog::enter {
 namespace {
 
 constexpr int syscall_stop = SIGTRAP | 0x80; // with PTRACE_O_TRACESYSGOOD
-constexpr long trace_options = PTRACE_O_TRACESYSGOOD | PTRACE_O_TRACECLONE;
+constexpr long trace_options = PTRACE_O_TRACESYSGOOD | PTRACE_O_TRACECLONE | PTRACE_O_TRACEEXEC;
 constexpr std::size_t least_state_bytes = 1 << 20;
 constexpr std::size_t most_calls = 500'000; // 50 MB; a checkpoint of the driver makes a few thousand
 
@@ -189,6 +190,10 @@ void Tracer::event(pid_t tid, int status) {
     }
     if (!WIFSTOPPED(status))
         return;
+    if (status >> 16 == PTRACE_EVENT_EXEC) {
+        became_another(tid);
+        return;
+    }
     const double stopped_s = now_s();
     stops_++;
     Thread &thread = threads_[tid]; // a new one may stop before the thread that started it says so
@@ -209,6 +214,19 @@ void Tracer::event(pid_t tid, int status) {
         go_on(tid, what != 0 ? 0 : signal);
     }
     stops_s_ += now_s() - stopped_s;
+}
+
+// One of its threads has started another program, and is its first and only one. That is no business of ours.
+void Tracer::became_another(pid_t tid) {
+    unsigned long before = 0;
+    if (ptrace(PTRACE_GETEVENTMSG, tid, nullptr, &before) == 0)
+        threads_.erase(static_cast<pid_t>(before));
+    threads_.erase(tid);
+    for (const auto &populator : populators_)
+        populator->stop();
+    copies_.abandon("it became another program");
+    ptrace(PTRACE_DETACH, tid, nullptr, nullptr);
+    Line("gone").add("thread", tid).add("status", 0).send();
 }
 
 // A thread that stands runs on: traced, or free if we are about to end.
@@ -358,10 +376,13 @@ void Tracer::advise(pid_t tid, std::uintptr_t address, std::size_t size) {
     Context context;
     std::int64_t result = -EPERM;
     const double begun_s = now_s();
-    if (read_context(tid, context)) {
+    // A filter that cannot be read is obeyed: it would have to forbid what the C library calls when a thread ends.
+    const Arguments arguments{address, size, MADV_HUGEPAGE};
+    const bool refused = filtered(tid, chain_->behind_call(), SYS_madvise, arguments) == Filtered::refused ||
+                         filtered(tid, chain_->behind_signal_return(), SYS_rt_sigreturn) == Filtered::refused;
+    if (!refused && read_context(tid, context)) {
         context.registers.r10 |= MAP_POPULATE; // as the thread had set it
-        const Outcome outcome =
-            make_call(options_.pid, tid, *chain_, context, SYS_madvise, {address, size, MADV_HUGEPAGE});
+        const Outcome outcome = make_call(options_.pid, tid, *chain_, context, SYS_madvise, arguments);
         if (outcome.gone) {
             lost(tid, outcome.waited, outcome.status);
             return;

@@ -72,6 +72,7 @@ class Tracer {
     void entered(pid_t tid, Thread &thread);
     void left(pid_t tid, Thread &thread, std::int64_t result);
     void advise(pid_t tid, std::uintptr_t address, std::size_t size);
+    void became_another(pid_t tid);
     void go_on(pid_t tid, int signal);
     void stood(pid_t tid, int signal);
     void meet(pid_t tid, Thread &thread);

@@ -3,8 +3,11 @@
 
 #include <algorithm>
 #include <sys/ptrace.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
+#include "filter.hpp"
+#include "remote.hpp"
 #include "report.hpp"
 
 namespace woodfrog::enter {
@@ -39,6 +42,15 @@ bool is_thread_of(pid_t pid, pid_t tid) {
     return access(("/proc/" + std::to_string(pid) + "/task/" + std::to_string(tid)).c_str(), F_OK) == 0;
 }
 
+// A thread's filters, for calls that it is to make with the chain, or in the code.
+Copies::Filters filters_of(pid_t tid, const Chain &chain) {
+    return [tid, chain](std::uintptr_t behind, long number, const Arguments &arguments) {
+        const Filtered back = filtered(tid, chain.behind_signal_return(), SYS_rt_sigreturn);
+        return back == Filtered::passes ? filtered(tid, behind != 0 ? behind : chain.behind_call(), number, arguments)
+                                        : back;
+    };
+}
+
 } // namespace
 
 // Calls that the thread makes as long as it lives; 0: none.
@@ -46,6 +58,8 @@ Copies::Caller Tracer::caller(pid_t tid, const Context &context) {
     return [this, tid, context, gone = tid == 0](long number, const Arguments &arguments) mutable {
         if (gone)
             return Outcome{.gone = true};
+        if (filters_of(tid, *chain_)(0, number, arguments) != Filtered::passes)
+            return Outcome{.refused = true};
         const Outcome outcome = make_call(options_.pid, tid, *chain_, context, number, arguments);
         if (outcome.gone) {
             gone = true;
@@ -62,7 +76,14 @@ void Tracer::begin_copies(pid_t tid, bool interrupted) {
         !(interrupted ? read_interrupted(tid, context) : read_context(tid, context)) ||
         copies_.contains(context.registers.rip))
         return;
-    copies_.begin(caller(tid, context), ending_);
+    const auto differs = [own = status_field(tid, "Seccomp_filters")](const auto &one) {
+        const std::string its = status_field(one.first, "Seccomp_filters");
+        return !its.empty() && its != own; // empty: it has ended
+    };
+    if (std::any_of(threads_.begin(), threads_.end(), differs)) // what one may call, another may die of
+        copies_.give_up("its threads have different seccomp filters");
+    else
+        copies_.begin(caller(tid, context), filters_of(tid, *chain_), ending_);
 }
 
 // At the end every thread stands here, so that none is in code of ours when that is unmapped.

@@ -13,6 +13,14 @@
 //     l   the main thread copies through woodfrog's code, as one that was interrupted on its way there
 //     f   forks on the main thread; the child copies so, says "child PID right", and waits
 //     s   forbids new threads (seccomp, EPERM) from here on
+//     k   ends the process if memory is made executable
+//     y   ends the process if a thread yields
+//     a   has a filter that calculates in all ways, and lets all through
+//     x   forbids to make written memory executable (PR_SET_MDWE)
+//     n   may have no more memory (RLIMIT_AS)
+//     t   has a thousand threads more
+//     m   its driver's thread becomes another program, which waits
+//     M   its main thread does
 //
 // Each answers one line.
 #include <algorithm>
@@ -26,9 +34,11 @@
 #include <dlfcn.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <map>
 #include <poll.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <thread>
 #include <unistd.h>
@@ -173,6 +183,8 @@ void drive(int orders) {
             right = is_right_overlapping();
         else if (order == 'p')
             right = is_right_protected();
+        else if (order == 'm')
+            execl("/bin/cat", "cat", nullptr);
         else if (order == 'w')
             saved = save(4711, right);
         else if (order == 'r')
@@ -202,20 +214,118 @@ void fork_child() {
         pause();
 }
 
+bool set_filter(const sock_filter *code, std::size_t count) {
+    const sock_fprog program{static_cast<unsigned short>(count), const_cast<sock_filter *>(code)};
+    return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+           syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) == 0;
+}
+
 bool forbid_threads() {
-    sock_filter code[] = {
+    const sock_filter code[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone, 1, 0),
         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone3, 0, 1),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | 1),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
     };
-    const sock_fprog program{sizeof code / sizeof code[0], code};
-    return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
-           syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) == 0;
+    return set_filter(code, std::size(code));
+}
+
+bool die_of_executable_memory() {
+    const sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_mprotect, 0, 3),
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, args[2])),
+        BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, PROT_EXEC, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    return set_filter(code, std::size(code));
+}
+
+bool die_of_yielding() {
+    const sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_sched_yield, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    return set_filter(code, std::size(code));
+}
+
+// (((((64 + 6) * 3 - 10) / 2) ^ 0xff | 0x100) & 0x1ff) << 4 >> 2, negated twice: 0x66c; anything else kills. The kernel
+// runs it for every call as well.
+bool calculate_in_filter() {
+    const sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_LEN, 0),
+        BPF_STMT(BPF_LDX | BPF_W | BPF_IMM, 6),
+        BPF_STMT(BPF_ALU | BPF_ADD | BPF_X, 0),
+        BPF_STMT(BPF_ALU | BPF_MUL | BPF_K, 3),
+        BPF_STMT(BPF_ST, 7),
+        BPF_STMT(BPF_LD | BPF_IMM, 10),
+        BPF_STMT(BPF_MISC | BPF_TAX, 0),
+        BPF_STMT(BPF_LD | BPF_MEM, 7),
+        BPF_STMT(BPF_ALU | BPF_SUB | BPF_X, 0),
+        BPF_STMT(BPF_ALU | BPF_DIV | BPF_K, 2),
+        BPF_STMT(BPF_ALU | BPF_XOR | BPF_K, 0xff),
+        BPF_STMT(BPF_ALU | BPF_OR | BPF_K, 0x100),
+        BPF_STMT(BPF_ALU | BPF_AND | BPF_K, 0x1ff),
+        BPF_STMT(BPF_ALU | BPF_LSH | BPF_K, 4),
+        BPF_STMT(BPF_ALU | BPF_RSH | BPF_K, 2),
+        BPF_STMT(BPF_ALU | BPF_NEG, 0),
+        BPF_STMT(BPF_MISC | BPF_TAX, 0),
+        BPF_STMT(BPF_STX, 3),
+        BPF_STMT(BPF_LDX | BPF_MEM, 3),
+        BPF_STMT(BPF_MISC | BPF_TXA, 0),
+        BPF_STMT(BPF_ALU | BPF_NEG, 0),
+        BPF_STMT(BPF_JMP | BPF_JA, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, 0x66c, 1, 0),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+        BPF_JUMP(BPF_JMP | BPF_JGT | BPF_K, 0x66b, 0, 3),
+        BPF_JUMP(BPF_JMP | BPF_JGE | BPF_K, 0x66d, 2, 0),
+        BPF_STMT(BPF_LD | BPF_IMM, SECCOMP_RET_ALLOW),
+        BPF_STMT(BPF_RET | BPF_A, 0),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+    };
+    return set_filter(code, std::size(code));
+}
+
+bool forbid_code() {
+    constexpr int set_mdwe = 65, refuse_exec_gain = 1; // of <linux/prctl.h> from 6.3 on
+    return prctl(set_mdwe, refuse_exec_gain, 0, 0, 0) == 0;
+}
+
+bool take_no_more_memory() {
+    std::FILE *file = std::fopen("/proc/self/statm", "r");
+    unsigned long pages = 0;
+    const bool read = file != nullptr && std::fscanf(file, "%lu", &pages) == 1;
+    const rlimit now{pages * 4096, pages * 4096};
+    return read && std::fclose(file) == 0 && setrlimit(RLIMIT_AS, &now) == 0;
+}
+
+bool have_many_threads() {
+    for (int i = 0; i < 1000; i++) {
+        pthread_attr_t small;
+        pthread_t thread;
+        pthread_attr_init(&small);
+        pthread_attr_setstacksize(&small, 65536);
+        const auto wait = [](void *) -> void * {
+            for (;;)
+                pause();
+        };
+        if (pthread_create(&thread, &small, wait, nullptr) != 0)
+            return false;
+    }
+    return true;
 }
 
 } // namespace
+
+const std::map<char, bool (*)()> own_orders = {
+    {'l', is_right_late},       {'s', forbid_threads}, {'k', die_of_executable_memory}, {'y', die_of_yielding},
+    {'a', calculate_in_filter}, {'x', forbid_code},    {'n', take_no_more_memory},      {'t', have_many_threads},
+};
 
 int main(int count, char **words) {
     void *driver = count >= 2 ? dlopen(words[1], RTLD_LAZY) : nullptr;
@@ -232,12 +342,12 @@ int main(int count, char **words) {
             ending.store(true);
         else if (order == 'o')
             say(is_right(99) ? "right" : "wrong");
-        else if (order == 'l')
-            say(is_right_late() ? "right" : "wrong");
+        else if (order == 'M')
+            execl("/bin/cat", "cat", nullptr);
         else if (order == 'f')
             fork_child();
-        else if (order == 's')
-            say(forbid_threads() ? "right" : "wrong");
+        else if (const auto own = own_orders.find(order); own != own_orders.end())
+            say(own->second() ? "right" : "wrong");
         else if (write(ends[1], &order, 1) != 1)
             return 3;
     }

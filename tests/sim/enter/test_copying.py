@@ -254,14 +254,87 @@ def test_a_child_that_is_forked_meanwhile_copies_alone(copier: Callable[..., Cop
         assert len(list(Path(f"/proc/{child}/task").iterdir())) == 1
 
 
-def test_a_filter_that_forbids_threads_is_obeyed(copier: Callable[..., Copier]) -> None:
+@pytest.mark.parametrize("order", ["s", "k", "y"])
+def test_a_filter_that_forbids_what_would_be_called_is_never_asked(copier: Callable[..., Copier], order: str) -> None:
+    """One that gives an error; one that ends the process for a call that the driver's thread would make for us; one
+    for a call that the code makes, and only when a helper has no processor."""
     target = copier()
-    assert target.ask("s") == "right"
+    assert target.ask(order) == "right"
     with visit(target) as visitor:
         target.check()
-    assert "gets no threads" in shared(visitor).reason
+    assert "filter does not let through" in shared(visitor).reason
     assert shared(visitor).copies == 0
+    assert not target.has_code()
     target.check_clean()
+
+
+def test_a_filter_that_comes_when_all_is_there_is_obeyed(copier: Callable[..., Copier]) -> None:
+    """Threads that were made before end under it; what it forbids is not done, and stays undone."""
+    target = copier()
+    with visit(target) as first:
+        wait_until(lambda: target.helpers() == HELPERS, "threads that help")
+        assert target.ask("k") == "right"
+        target.check()
+    assert shared(first).reason == ""
+    target.check_clean()
+    with visit(target) as second:
+        target.check()
+    assert "filter does not let through" in shared(second).reason
+    target.check_clean()
+
+
+def test_a_filter_that_lets_all_through_is_understood(copier: Callable[..., Copier]) -> None:
+    target = copier()
+    assert target.ask("a") == "right"
+    with visit(target) as visitor:
+        target.check()
+    assert shared(visitor).reason == ""
+    assert shared(visitor).copies >= 4
+    target.check_clean()
+
+
+@pytest.mark.parametrize(("order", "reason"), [("x", "may not have code added"), ("n", "gets no memory")])
+def test_what_the_process_may_not_have_is_not_left_half_done(
+    copier: Callable[..., Copier], order: str, reason: str
+) -> None:
+    target = copier()
+    assert target.ask(order) == "right"
+    with visit(target) as visitor:
+        wait_until(lambda: visitor.named("attached") != [], "attaching")
+    assert reason in shared(visitor).reason
+    assert not target.has_code()
+    assert target.helpers() == 0
+
+
+def test_a_process_with_many_threads(copier: Callable[..., Copier], monkeypatch: pytest.MonkeyPatch) -> None:
+    target = copier()
+    assert target.ask("t") == "right"
+    monkeypatch.setenv("WOODFROG_ENTER_FAULT", "copy_running")
+    with visit(target) as killed:
+        assert killed._process is not None
+        killed._process.wait(10)
+    monkeypatch.delenv("WOODFROG_ENTER_FAULT")
+    with visit(target) as visitor:
+        wait_until(lambda: target.helpers() == HELPERS, "threads that help")
+        target.check()
+    assert shared(visitor).reason == ""
+    assert shared(visitor).threads == HELPERS
+    target.check_clean()
+
+
+@pytest.mark.parametrize("order", ["m", "M"])
+def test_a_process_that_becomes_another_program(copier: Callable[..., Copier], order: str) -> None:
+    """What was in the old one is gone with it; the new one is let go and never written to."""
+    target = copier()
+    with visit(target) as visitor:
+        wait_until(lambda: target.helpers() == HELPERS, "threads that help")
+        target.order(order)
+        wait_until(lambda: Path(f"/proc/{target.pid}/comm").read_text() == "cat\n", "other program")
+    assert visitor._process is not None
+    assert visitor._process.returncode == 0
+    assert target.tracers() == {"0"}
+    assert not target.has_code()
+    assert target.process.poll() is None
 
 
 def test_a_reference_that_is_read_only_is_left_alone(copier: Callable[..., Copier]) -> None:
