@@ -2,10 +2,9 @@
 
 The driver saves everything into one mapping that the kernel populates page by page, on one thread. woodfrog-enter
 (native/enter) sees that system call from outside, takes the populating out, asks for huge pages, and has several
-threads put them in place while the driver goes on. If it is asked to (`COPIES`), it also has threads in the process
-help with the driver's copies, in both directions. It saves time only: whatever stands in the way, the driver does
-everything by itself, and `Visit.reason` and `Copies.reason` say why. Must never raise, nor leave a thread stopped or
-traced.
+threads put them in place while the driver goes on. It also has threads in the process help with the driver's copies, in
+both directions (`COPIES`). It saves time only: whatever stands in the way, the driver does everything by itself, and
+`Visit.reason` and `Copies.reason` say why. Must never raise, nor leave a thread stopped or traced.
 """
 
 from __future__ import annotations
@@ -22,14 +21,17 @@ from types import TracebackType
 from typing import Any
 
 from woodfrog._native import paths
+from woodfrog.driver.limits import processors_of, threads_left
 from woodfrog.driver.process import DriverProcess
 from woodfrog.errors import WoodfrogError
 
 log = logging.getLogger(__name__)
 
 SWITCH = "WOODFROG_ENTER"  # 0: leave every process alone
-COPIES = "WOODFROG_ENTER_COPIES"  # threads that help with the driver's copies; 0: none, which is the default
+COPIES = "WOODFROG_ENTER_COPIES"  # threads that help with the driver's copies; 0: none
+DEFAULT_COPY_THREADS = 4  # as in targets of ours (native/interpose/control_copy.cpp), at most half of the processors
 MOST_COPY_THREADS = 16
+SPARE_THREADS = 64  # that a process must be allowed beside ours: one that it could not start might end it
 LEAST_BYTES = 64 << 20  # of a mapping that is taken for the driver's; 333 MiB was the least that was seen (driver 580)
 MOST_THREADS = 16  # that populate
 ATTACH_TIMEOUT_S = 2.0  # threads stop within a millisecond, unless they are in uninterruptible sleep; the target waits
@@ -92,8 +94,8 @@ class Entered:
     """A context manager around a `step` of the driver with process `pid`; `visit` is there when it is left.
 
     `threads`: those to look at, as this process numbers them; none: all. `populate_threads` 0: mappings are left alone.
-    `copy_threads`: that help with the driver's copies; None: as the environment says (`COPIES`). With neither it only
-    looks. `record`: keep every system call in `events`.
+    `copy_threads`: that help with the driver's copies; None: `wanted_copy_threads`. With neither it only looks.
+    `record`: keep every system call in `events`.
     """
 
     def __init__(
@@ -114,7 +116,7 @@ class Entered:
             populate_threads = min(MOST_THREADS, len(os.sched_getaffinity(0)))
         self._command = [str(paths.enter()), "--populate", str(populate_threads), "--least", str(least_bytes)]
         if copy_threads is None:
-            copy_threads = wanted_copy_threads()
+            copy_threads = wanted_copy_threads(threads)
         self._command += ["--copy", str(copy_threads)] * (copy_threads > 0)
         self._command += ["--restore"] * (step == "restore") + ["--wait"] * wait + ["--record"] * record
         self._command += [str(number) for number in (pid, *threads)]
@@ -261,16 +263,22 @@ def entered(pid: int, **options: Any) -> Entered:
 
 def restore_entered(pid: int) -> Entered | None:
     """`Entered` for the driver's restore of a process; None if nothing is to be done beside it."""
-    if wanted_copy_threads() == 0 or os.environ.get(SWITCH) == "0":
+    if os.environ.get(SWITCH) == "0" or os.environ.get(COPIES) == "0":
         return None
-    if not (threads := driver_threads(pid)):
-        return None  # copies of no other threads are shared, so nobody is stopped for them
-    return Entered(pid, threads, populate_threads=0, step="restore")
+    threads = driver_threads(pid)
+    if (wanted := wanted_copy_threads(threads)) == 0:
+        return None  # so nobody is stopped for it
+    return Entered(pid, threads, populate_threads=0, copy_threads=wanted, step="restore")
 
 
-def wanted_copy_threads() -> int:
-    """What the environment says."""
-    text = os.environ.get(COPIES, "0")
+def wanted_copy_threads(threads: Sequence[int]) -> int:
+    """What the environment says, else some of the processors that the driver's thread may use. 0 where there are no
+    `threads` of the driver's: copies of no others are shared."""
+    if not threads:
+        return 0
+    if not (text := os.environ.get(COPIES, "")):
+        wanted = min(DEFAULT_COPY_THREADS, int(processors_of(threads[0]) / 2))
+        return wanted if threads_left(threads[0]) >= wanted + SPARE_THREADS else 0
     try:
         return max(0, min(MOST_COPY_THREADS, int(text)))
     except ValueError:

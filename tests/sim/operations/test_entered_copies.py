@@ -15,6 +15,8 @@ import pytest
 from copier import PLACE, STACKS, STACKS_BYTES, has_code, helping_threads, is_at_work
 from product import Product, Stepper
 
+from woodfrog.driver.limits import processors_of
+
 MIB = 1 << 20
 STATE_BYTES = 48 * MIB + 4096 * 3  # its last copy is no whole piece, and too small to be shared
 SHARED_BYTES = 48 * MIB
@@ -176,13 +178,24 @@ def test_a_daemon_that_is_killed_meanwhile(make_product: Callable[..., Product],
     target.check_runs_right()
 
 
-@pytest.mark.parametrize("setting", ["0", "many", ""])
-def test_by_default_nobody_helps(make_product: Callable[..., Product], setting: str) -> None:
+@pytest.mark.parametrize("setting", ["0", "many"])
+def test_nobody_helps_where_it_is_switched_off(make_product: Callable[..., Product], setting: str) -> None:
     environment = {**ENVIRONMENT, "WOODFROG_ENTER_COPIES": setting}
     product = make_product(environment=environment)
     target = product.run("--idle-kib", "3000", managed=False)
     assert product.call("suspend", target=target.pid)["visit"]["copies"] == []
     assert product.call("resume", target=target.pid)["visit"]["copies"] == []
+    assert not has_code(target.pid)
+    target.check_runs_right()
+
+
+def test_by_default_half_of_the_processors_help(make_product: Callable[..., Product]) -> None:
+    product = make_product(environment={**ENVIRONMENT, "WOODFROG_ENTER_COPIES": ""})
+    target = product.run("--idle-kib", "3000", managed=False)
+    helpers = min(4, int(processors_of(target.pid) / 2))
+    visits = [product.call(verb, target=target.pid)["visit"]["copies"] for verb in ("suspend", "resume")]
+    assert [one["threads"] for copies in visits for one in copies] == [helpers] * 2 * (helpers > 0)
+    assert [one["reason"] for copies in visits for one in copies] == [""] * 2 * (helpers > 0)
     target.check_runs_right()
 
 
