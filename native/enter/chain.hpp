@@ -8,6 +8,7 @@
 #pragma once
 
 #include <array>
+#include <cerrno>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -64,6 +65,9 @@ struct Outcome {
     Waited waited = Waited::stopped;
     int status = 0;
     pid_t started = 0; // the thread that the call started, by our numbers
+
+    // What the kernel gave, or why it was not asked: -errno.
+    std::int64_t value() const { return made ? result : gone ? -ESRCH : refused ? -EPERM : -EFAULT; }
 };
 
 // Has the thread make one system call, with every signal but SIGKILL and SIGSTOP kept from it meanwhile, and come back

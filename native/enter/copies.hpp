@@ -89,6 +89,8 @@ class Copies {
     void find_memory();
     pid_t start(const Caller &caller, bool leads, int &error);
     void wait_for_end(pid_t tid);
+    bool wait_for_ends() const;
+    std::size_t threads_at_work() const;
     bool is_led_here() const;
     bool write_control(std::size_t member, const void *from, std::size_t size) const;
     void write_range(std::size_t number) const;

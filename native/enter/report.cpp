@@ -34,6 +34,10 @@ std::string quoted(std::string_view text) {
     return result + '"';
 }
 
+std::string cannot(const char *what, std::int64_t error) {
+    return std::string(what) + ": " + std::strerror(static_cast<int>(-error));
+}
+
 Line::Line(const char *event) : text_("{\"event\":" + quoted(event)) {}
 
 Line &Line::add_raw(const char *key, std::string_view json) {

@@ -14,6 +14,9 @@ double now_s();
 // The text as a JSON string, quotes included.
 std::string quoted(std::string_view text);
 
+// "what: what that error means", of -errno.
+std::string cannot(const char *what, std::int64_t error);
+
 // Builds one line: Line("mapping").add("bytes", size).send().
 class Line {
   public:

@@ -21,10 +21,13 @@
 //     t   has a thousand threads more
 //     m   its driver's thread becomes another program, which waits
 //     M   its main thread does
+//     i   every half millisecond a signal interrupts one of its threads from here on
+//     z   the main thread starts twenty programs (posix_spawn: their first steps are in this one's memory)
 //
 // Each answers one line.
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <csignal>
 #include <cstddef>
 #include <cstdint>
@@ -36,10 +39,13 @@
 #include <linux/seccomp.h>
 #include <map>
 #include <poll.h>
+#include <spawn.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
+#include <sys/time.h>
+#include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
 #include <vector>
@@ -52,6 +58,7 @@ constexpr std::size_t pieces = 32;
 using Copy = void (*)(void *, const void *, std::size_t);
 Copy copy = nullptr;
 std::atomic<bool> ending{false};
+std::atomic<std::uint64_t> interruptions{0};
 
 std::uint64_t word(std::size_t index, std::uint64_t seed) {
     return 0x9e3779b97f4a7c15u * (index + 1) + seed;
@@ -172,7 +179,11 @@ void drive(int orders) {
     for (char order;;) {
         // The kernel makes a call with a time limit again by another way than one without.
         pollfd wait{orders, POLLIN, 0};
-        if (poll(&wait, 1, seed % 2 == 0 ? 600'000 : -1) != 1) {
+        int found = 0;
+        do {
+            found = poll(&wait, 1, seed % 2 == 0 ? 600'000 : -1);
+        } while (found < 0 && errno == EINTR && interruptions.load() > 0);
+        if (found != 1) {
             say("a call was ended");
             return;
         }
@@ -304,6 +315,26 @@ bool take_no_more_memory() {
     return read && std::fclose(file) == 0 && setrlimit(RLIMIT_AS, &now) == 0;
 }
 
+bool be_interrupted() {
+    struct sigaction action{};
+    action.sa_handler = [](int) { interruptions.fetch_add(1); };
+    action.sa_flags = SA_RESTART;
+    const itimerval often{{0, 500}, {0, 500}};
+    return sigaction(SIGALRM, &action, nullptr) == 0 && setitimer(ITIMER_REAL, &often, nullptr) == 0;
+}
+
+bool start_programs() {
+    bool right = true;
+    for (int i = 0; i < 20; i++) {
+        char name[] = "true", *words[] = {name, nullptr};
+        pid_t child = 0;
+        int status = 1;
+        right &= posix_spawnp(&child, name, nullptr, nullptr, words, environ) == 0 &&
+                 waitpid(child, &status, 0) == child && status == 0;
+    }
+    return right;
+}
+
 bool have_many_threads() {
     for (int i = 0; i < 1000; i++) {
         pthread_attr_t small;
@@ -325,6 +356,7 @@ bool have_many_threads() {
 const std::map<char, bool (*)()> own_orders = {
     {'l', is_right_late},       {'s', forbid_threads}, {'k', die_of_executable_memory}, {'y', die_of_yielding},
     {'a', calculate_in_filter}, {'x', forbid_code},    {'n', take_no_more_memory},      {'t', have_many_threads},
+    {'i', be_interrupted},      {'z', start_programs},
 };
 
 int main(int count, char **words) {

@@ -233,6 +233,23 @@ def test_visits_end_in_the_middle_of_other_threads_copies(copier: Callable[..., 
     target.check_clean()
 
 
+def test_visits_of_a_process_that_is_interrupted_all_the_time(copier: Callable[..., Copier]) -> None:
+    """By signals, on whatever thread, in the code as elsewhere; and which starts programs meanwhile."""
+    target = copier()
+    assert target.ask("i") == "right"
+    target.order("b")
+    for _ in range(10):
+        with visit(target) as visitor:
+            wait_until(lambda: target.helpers() == HELPERS, "threads that help")
+            assert target.ask("o") == "right"
+            assert target.ask("z") == "right"
+        assert shared(visitor).reason == ""
+        assert not target.is_at_work()
+    target.order("e")
+    assert target.line() == "right"
+    target.check_clean()
+
+
 def test_a_child_that_is_forked_meanwhile_copies_alone(copier: Callable[..., Copier]) -> None:
     target = copier()
     with visit(target) as visitor:
