@@ -2,9 +2,10 @@
 
     python scripts/sanitize.py [address] [thread]
 
-`address` (with undefined-behaviour checks) covers keeper, transfer engine and interposer; `thread` the transfer engine
-and the interposer. The simulated GPU itself is the ordinary build. The Python side sees the sanitized parts through a
-package folder of links in build/sanitize-*/package; the installed package is never touched.
+`address` (with undefined-behaviour checks) covers keeper, transfer engine, interposer and woodfrog-enter (not the code
+that it puts into processes); `thread` the transfer engine and the interposer. The simulated GPU itself is the ordinary
+build. The Python side sees the sanitized parts through a package folder of links in build/sanitize-*/package; the
+installed package is never touched.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ SANITIZERS = {
             "tests/sim/interpose/test_sharing.py",
             "tests/sim/interpose/test_conformance.py",
             "tests/sim/interpose/test_control_copy.py",
+            "tests/sim/enter",
         ),
         ("tests/sim/interpose/test_quiesce.py", "tests/sim/interpose/test_guard.py"),
         ("check_memory.py", "check_copies.py", "check_packs.py", "check_files.py", "check_staging.py"),
@@ -166,6 +168,7 @@ def link_package(build: Path) -> Path:
         "native/*/*.cpython-*.so",
         "native/interpose/libwoodfrog_interpose.so",
         "native/keeper/woodfrog-keeper",
+        "native/enter/woodfrog-enter",
     ):
         for built in build.glob(pattern):
             shutil.copy2(built, native / built.name)
