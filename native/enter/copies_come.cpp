@@ -95,8 +95,10 @@ std::string Copies::come(const Caller &caller, const Filters &filters, bool read
         return reason;
     facts_.slot = *slot;
     facts_.ticks_per_us = ticks_per_us();
-    if (!read_memory(pid_, *slot, &facts_.replaced, sizeof facts_.replaced) || contains(facts_.replaced))
+    if (!read_memory(pid_, *slot, &facts_.replaced, sizeof facts_.replaced))
         return "its driver's reference to memcpy cannot be read";
+    if (contains(facts_.replaced)) // and not by the note of an earlier visit, else it would be back
+        return changed;
     if (!is_resolved(pid_, facts_.replaced))
         return "its driver has not called memcpy yet";
 

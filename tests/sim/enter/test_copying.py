@@ -310,6 +310,18 @@ def test_a_filter_that_lets_all_through_is_understood(copier: Callable[..., Copi
     target.check_clean()
 
 
+def test_a_filter_that_cannot_be_read_counts_as_one_that_forbids(copier: Callable[..., Copier]) -> None:
+    target = copier()
+    assert target.ask("a") == "right"
+    visitor = visit(target)
+    visitor._command[:0] = ["setpriv", "--bounding-set=-sys_admin"]
+    with visitor:
+        target.check()
+    assert "takes CAP_SYS_ADMIN" in shared(visitor).reason
+    assert not target.has_code()
+    target.check_clean()
+
+
 @pytest.mark.parametrize(("order", "reason"), [("x", "may not have code added"), ("n", "gets no memory")])
 def test_what_the_process_may_not_have_is_not_left_half_done(
     copier: Callable[..., Copier], order: str, reason: str
