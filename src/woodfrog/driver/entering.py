@@ -95,7 +95,7 @@ class Entered:
 
     `threads`: those to look at, as this process numbers them; none: all. `populate_threads` 0: mappings are left alone.
     `copy_threads`: that help with the driver's copies; None: `wanted_copy_threads`. With neither it only looks.
-    `record`: keep every system call in `events`.
+    `beside`: how many processes are entered at once. `record`: keep every system call in `events`.
     """
 
     def __init__(
@@ -109,6 +109,7 @@ class Entered:
         record: bool = False,
         least_bytes: int = LEAST_BYTES,
         step: str = "checkpoint",
+        beside: int = 1,
     ) -> None:
         self.events: list[dict[str, Any]] = []
         self.visit = Visit()
@@ -116,7 +117,7 @@ class Entered:
             populate_threads = min(MOST_THREADS, len(os.sched_getaffinity(0)))
         self._command = [str(paths.enter()), "--populate", str(populate_threads), "--least", str(least_bytes)]
         if copy_threads is None:
-            copy_threads = wanted_copy_threads(threads)
+            copy_threads = wanted_copy_threads(threads, beside)
         self._command += ["--copy", str(copy_threads)] * (copy_threads > 0)
         self._command += ["--restore"] * (step == "restore") + ["--wait"] * wait + ["--record"] * record
         self._command += [str(number) for number in (pid, *threads)]
@@ -261,23 +262,23 @@ def entered(pid: int, **options: Any) -> Entered:
     return Entered(pid, driver_threads(pid), **options)
 
 
-def restore_entered(pid: int) -> Entered | None:
-    """`Entered` for the driver's restore of a process; None if nothing is to be done beside it."""
+def restore_entered(pid: int, beside: int = 1) -> Entered | None:
+    """`Entered` for the driver's restore of one of `beside` processes; None if nothing is to be done beside it."""
     if os.environ.get(SWITCH) == "0" or os.environ.get(COPIES) == "0":
         return None
     threads = driver_threads(pid)
-    if (wanted := wanted_copy_threads(threads)) == 0:
+    if (wanted := wanted_copy_threads(threads, beside)) == 0:
         return None  # so nobody is stopped for it
     return Entered(pid, threads, populate_threads=0, copy_threads=wanted, step="restore")
 
 
-def wanted_copy_threads(threads: Sequence[int]) -> int:
-    """What the environment says, else some of the processors that the driver's thread may use. 0 where there are no
-    `threads` of the driver's: copies of no others are shared."""
+def wanted_copy_threads(threads: Sequence[int], beside: int = 1) -> int:
+    """What the environment says, else some of the processors that the driver's thread may use: of `beside` processes each
+    has its part. 0 where there are no `threads` of the driver's: copies of no others are shared."""
     if not threads:
         return 0
     if not (text := os.environ.get(COPIES, "")):
-        wanted = min(DEFAULT_COPY_THREADS, int(processors_of(threads[0]) / 2))
+        wanted = min(DEFAULT_COPY_THREADS, int(processors_of(threads[0]) / 2 / beside))
         return wanted if threads_left(threads[0]) >= wanted + SPARE_THREADS else 0
     try:
         return max(0, min(MOST_COPY_THREADS, int(text)))

@@ -221,7 +221,12 @@ class FrozenTarget:
                 self.lent.take_out(self.members, self.record)
                 return
             # Nothing of ours is in there: what can be done for it is done from outside.
-            self.visit = side_by_side(self.members, _checkpoint_entered)[0]
+            self.visit = side_by_side(self.members, self._checkpoint_entered)[0]
+
+    def _checkpoint_entered(self, member: Member) -> Visit:
+        with entered(member.pid, beside=len(self.members)) as visitor:
+            member.driver.checkpoint()
+        return visitor.visit
 
     # ── the way back ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -293,7 +298,7 @@ class FrozenTarget:
         if self.lent is not None and self.lent.has(member):
             self.lent.bring_in(member)
             return
-        visitor = None if self.notes.managed else restore_entered(member.pid)
+        visitor = None if self.notes.managed else restore_entered(member.pid, len(self.members))
         with visitor or nullcontext():
             member.driver.restore(driver_pairs(self.notes, member.note))
         if visitor is not None and member is self.members[0]:
@@ -419,12 +424,6 @@ class FrozenTarget:
         """Close the descriptors that this process holds; the keeper's stay."""
         fds, self.fds = self.fds, []
         close_all(fds)
-
-
-def _checkpoint_entered(member: Member) -> Visit:
-    with entered(member.pid) as visitor:
-        member.driver.checkpoint()
-    return visitor.visit
 
 
 def settled_state(member: Member) -> ProcessState:

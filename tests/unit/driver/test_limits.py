@@ -104,6 +104,13 @@ def test_at_most_half_of_the_processors_help_unless_told_otherwise(
     assert wanted_copy_threads([os.getpid()]) == threads
 
 
+def test_processes_that_are_entered_at_once_share_the_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WOODFROG_ENTER_COPIES", raising=False)
+    monkeypatch.setattr("woodfrog.driver.entering.processors_of", lambda tid: 16.0)
+    monkeypatch.setattr("woodfrog.driver.entering.threads_left", lambda tid: math.inf)
+    assert [wanted_copy_threads([os.getpid()], beside) for beside in (1, 2, 3, 8, 9)] == [4, 4, 2, 1, 0]
+
+
 def test_where_the_driver_names_no_thread_nobody_helps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WOODFROG_ENTER_COPIES", "4")
     assert wanted_copy_threads([]) == 0
