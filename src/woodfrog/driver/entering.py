@@ -273,8 +273,8 @@ def restore_entered(pid: int, beside: int = 1) -> Entered | None:
 
 
 def wanted_copy_threads(threads: Sequence[int], beside: int = 1) -> int:
-    """What the environment says, else some of the processors that the driver's thread may use: of `beside` processes each
-    has its part. 0 where there are no `threads` of the driver's: copies of no others are shared."""
+    """What the environment says, else some of the processors that the driver's thread may use: of `beside` processes
+    each has its part. 0 where there are no `threads` of the driver's: copies of no others are shared."""
     if not threads:
         return 0
     if not (text := os.environ.get(COPIES, "")):
