@@ -61,7 +61,7 @@ void hash_in_place(const Parts &parts, const HashOptions &options, DigestList &d
     const ChunkList list =
         cut_units(parts, std::max<uint64_t>(options.chunk_bytes, 1 << 20), first_chunks, options.chunk_bytes);
     progress.begin(list.size_bytes);
-    for_each_index(thread_count(options.threads), list.chunks.size(), [&](size_t i) {
+    for_each_index(options.threads, list.chunks.size(), [&](size_t i) {
         progress.check();
         const Chunk &unit = list.chunks[i];
         hash_unit(reinterpret_cast<const uint8_t *>(unit.place), unit.size, first_chunks[i], options.chunk_bytes,

@@ -27,7 +27,7 @@ Buffer aligned_buffer(uint64_t size) {
 void for_each_chunk(const ChunkList &list, const FileOptions &options, Progress &progress,
                     const std::function<void(size_t, const Chunk &)> &work) {
     progress.begin(list.size_bytes);
-    for_each_index(thread_count(options.threads), list.chunks.size(), [&](size_t i) {
+    for_each_index(options.threads, list.chunks.size(), [&](size_t i) {
         progress.check();
         work(i, list.chunks[i]);
         progress.add(list.chunks[i].size);

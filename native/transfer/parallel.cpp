@@ -51,7 +51,7 @@ void Failure::capture() {
 
 void for_each_index(unsigned threads, size_t count, const std::function<void(size_t)> &work) {
     std::atomic<size_t> next{0};
-    const auto useful = static_cast<unsigned>(std::min<size_t>(threads, count));
+    const auto useful = static_cast<unsigned>(std::min<size_t>(thread_count(threads), count));
     run_parallel(std::max(useful, 1u), [&](Failure &failure) {
         while (!failure.happened()) {
             const size_t i = next++;

@@ -31,8 +31,9 @@ class Failure {
     std::atomic<bool> happened_{false};
 };
 
-// Runs `work(i)` once for every i below `count`, taken in order, in up to `threads` threads. After a failure no further
-// i is taken, but those taken before are finished: so the IntegrityError that comes out is that of the lowest chunk.
+// Runs `work(i)` once for every i below `count`, taken in order, in up to `threads` threads (0: see thread_count).
+// After a failure no further i is taken, but those taken before are finished: so the IntegrityError that comes out is
+// that of the lowest chunk.
 void for_each_index(unsigned threads, size_t count, const std::function<void(size_t)> &work);
 
 // Runs `work(failure)` in `threads` threads, the calling one among them, and joins them. Each must draw its share from

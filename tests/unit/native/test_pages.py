@@ -70,6 +70,31 @@ def test_pages_come_to_their_places_also_across_the_end_of_a_mapping(uffd: int, 
     assert progress.bytes_done == progress.bytes_total == 1024 * PAGE
 
 
+def test_many_threads_fill(uffd: int, pages_file: tuple[int, bytes]) -> None:
+    """By itself it takes several: seen from beside, in one of some fillings."""
+    memory = registered(uffd, 1024)
+    pieces = packed((address_of(memory), 1024 * PAGE, 0))
+    over = threading.Event()
+    most = 0
+
+    def look() -> None:
+        nonlocal most
+        while not over.is_set():
+            most = max(most, len(os.listdir("/proc/self/task")))
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    usual = len(os.listdir("/proc/self/task"))
+    for _ in range(1000):
+        transfer.fill_pages(uffd, pages_file[0], pieces)
+        if most > usual:
+            break
+        memory.madvise(mmap.MADV_DONTNEED)
+    over.set()
+    looking.join()
+    assert most > usual
+
+
 def test_what_is_there_already_stays(uffd: int, pages_file: tuple[int, bytes]) -> None:
     fd, contents = pages_file
     memory = registered(uffd, 600)
