@@ -80,11 +80,11 @@ def test_many_threads_fill(uffd: int, pages_file: tuple[int, bytes]) -> None:
     def look() -> None:
         nonlocal most
         while not over.is_set():
-            most = max(most, len(os.listdir("/proc/self/task")))
+            most = max(most, len(list(Path("/proc/self/task").iterdir())))
 
     looking = threading.Thread(target=look)
     looking.start()
-    usual = len(os.listdir("/proc/self/task"))
+    usual = len(list(Path("/proc/self/task").iterdir()))
     for _ in range(1000):
         transfer.fill_pages(uffd, pages_file[0], pieces)
         if most > usual:
