@@ -121,20 +121,27 @@ std::optional<Chain> Chain::find(pid_t pid, std::string &why_not) {
     return std::nullopt;
 }
 
-bool read_context(pid_t tid, Context &context) {
+namespace {
+
+bool read_all(pid_t tid, Context &context) {
     return ptrace(PTRACE_GETREGS, tid, nullptr, &context.registers) == 0 &&
            ptrace(PTRACE_GETFPREGS, tid, nullptr, &context.floats) == 0 &&
            ptrace(PTRACE_GETSIGMASK, tid, reinterpret_cast<void *>(sizeof context.signal_mask), &context.signal_mask) ==
                0;
 }
 
-bool read_interrupted(pid_t tid, Context &context) {
+} // namespace
+
+bool read_context(pid_t tid, Context &context) {
     constexpr std::uint64_t program_segment = 0x33; // of 64-bit code
+    return read_all(tid, context) && static_cast<std::int64_t>(context.registers.orig_rax) >= 0 &&
+           context.registers.cs == program_segment;
+}
+
+bool read_interrupted(pid_t tid, Context &context) {
     if (!read_context(tid, context))
         return false;
     user_regs_struct &registers = context.registers;
-    if (static_cast<std::int64_t>(registers.orig_rax) < 0 || registers.cs != program_segment)
-        return false;
     // As the kernel does when it finds no signal (arch_do_signal_or_restart).
     const auto result = static_cast<std::int64_t>(registers.rax);
     if (result == restart_by_block || (result <= restart_system && result >= restart_no_handler)) {

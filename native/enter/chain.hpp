@@ -47,11 +47,13 @@ struct Context {
     std::optional<std::uint64_t> begins_anew;
 };
 
-// Of a thread in a ptrace stop of ours; false when the kernel does not tell.
+// Of a thread in a ptrace stop of ours, which stands behind a system call that it made. False when the kernel does not
+// tell, and where it is in none, or comes back from a signal's handler (rt_sigreturn is a call as well): then its
+// vector registers are in use, of which the frame has only a part.
 bool read_context(pid_t tid, Context &context);
 
 // Of a thread that PTRACE_INTERRUPT has stopped in a system call: as if it were about to make that call, which it then
-// makes again. False where it was in none: then its vector registers are in use, and the frame has only a part of them.
+// makes again. False as above.
 bool read_interrupted(pid_t tid, Context &context);
 
 using Arguments = std::array<std::uint64_t, 6>;

@@ -21,7 +21,8 @@
 //     t   has a thousand threads more
 //     m   its driver's thread becomes another program, which waits
 //     M   its main thread does
-//     i   every half millisecond a signal interrupts one of its threads from here on
+//     i   every half millisecond a signal interrupts the driver's thread from here on
+//     u   the driver's thread has something in its vector registers, and looks at it, until `e`
 //     z   the main thread starts twenty programs (posix_spawn: their first steps are in this one's memory)
 //
 // Each answers one line.
@@ -162,6 +163,19 @@ bool is_right_overlapping() {
     return right;
 }
 
+// For some milliseconds at a time, in the upper half of a register too.
+bool keeps_registers() {
+    if (!__builtin_cpu_supports("avx"))
+        return true;
+    const std::uint64_t in[4] = {word(1, 5), word(2, 5), word(3, 5), word(4, 5)};
+    std::uint64_t out[4] = {};
+    asm volatile("vmovdqu %1, %%ymm7\n\tmovl $4000000, %%ecx\n1:\n\tdecl %%ecx\n\tjnz 1b\n\tvmovdqu %%ymm7, %0"
+                 : "=m"(out)
+                 : "m"(in)
+                 : "ecx", "cc", "xmm7");
+    return memcmp(in, out, sizeof in) == 0;
+}
+
 void say(const char *text) {
     std::puts(text);
     std::fflush(stdout);
@@ -192,6 +206,9 @@ void drive(int orders) {
         bool right = true;
         if (order == 'v')
             right = is_right_overlapping();
+        else if (order == 'u')
+            while (!ending.load())
+                right &= keeps_registers();
         else if (order == 'p')
             right = is_right_protected();
         else if (order == 'm')
@@ -320,6 +337,10 @@ bool be_interrupted() {
     action.sa_handler = [](int) { interruptions.fetch_add(1); };
     action.sa_flags = SA_RESTART;
     const itimerval often{{0, 500}, {0, 500}};
+    sigset_t mask; // else the kernel prefers this thread
+    sigemptyset(&mask);
+    sigaddset(&mask, SIGALRM);
+    pthread_sigmask(SIG_BLOCK, &mask, nullptr);
     return sigaction(SIGALRM, &action, nullptr) == 0 && setitimer(ITIMER_REAL, &often, nullptr) == 0;
 }
 

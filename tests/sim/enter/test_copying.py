@@ -250,6 +250,23 @@ def test_visits_of_a_process_that_is_interrupted_all_the_time(copier: Callable[.
     target.check_clean()
 
 
+@pytest.mark.parametrize("point", CALLING)
+def test_a_thread_that_comes_back_from_a_handler_keeps_its_registers(
+    copier: Callable[..., Copier], monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    """It stands behind a system call then (rt_sigreturn), but in the midst of its own code, as no other call finds it:
+    a visitor that is killed there must not have begun anything with it."""
+    target = copier()
+    assert target.ask("i") == "right"
+    target.order("u")
+    monkeypatch.setenv("WOODFROG_ENTER_FAULT", point)
+    for _ in range(3):
+        with visit(target):
+            assert target.ask("z") == "right"  # meanwhile some handlers return
+    target.order("e")
+    assert target.line() == "right"
+
+
 def test_a_child_that_is_forked_meanwhile_copies_alone(copier: Callable[..., Copier]) -> None:
     target = copier()
     with visit(target) as visitor:
