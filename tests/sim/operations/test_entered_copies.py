@@ -56,7 +56,7 @@ def stop_daemon(product: Product) -> None:
 
 
 def kept(pid: int) -> list[tuple[str, str, set[str]]]:
-    """What of woodfrog-enter is mapped: range, permissions, the kernel's flags."""
+    """What of woodfrog-enter is mapped: range, permissions, those of the kernel's flags that matter to it."""
     found: list[tuple[str, str, set[str]]] = []
     for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
         words = line.split()
@@ -65,7 +65,7 @@ def kept(pid: int) -> list[tuple[str, str, set[str]]]:
             if mine:
                 found.append((words[0], words[1], set()))
         elif words[0] == "VmFlags:" and mine:
-            found[-1][2].update(words[1:])
+            found[-1][2].update({"rd", "wr", "ex", "wf"} & set(words[1:]))
     return found
 
 
