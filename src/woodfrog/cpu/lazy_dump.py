@@ -16,6 +16,7 @@ import errno
 import logging
 import os
 import re
+import resource
 import shutil
 import socket
 import threading
@@ -41,6 +42,9 @@ _LEAST_PROCESSORS = 4
 # CRIU needs a few ms more where it waits than where it does not, whatever the size.
 _LEAST_BYTES = 32 << 20
 _PIECE_BYTES = 4 << 20
+_CAP_SYS_RESOURCE = 24  # linux/capability.h
+# CRIU's own, and one at a time for each descriptor of a process.
+_OTHER_DESCRIPTORS = 1024
 
 
 def reserve(pid: int, folder: Path) -> bool:
@@ -52,6 +56,9 @@ def reserve(pid: int, folder: Path) -> bool:
         return False
     found = _memory_of_tree(pid)
     if not by_threads_always() and not _pays(found.values()):
+        return False
+    if not _pipes_suffice(sum(one.anonymous_bytes for one in found.values()), len(found)):
+        log.info("CRIU writes the pages itself: it may not have as many open files as it would need otherwise")
         return False
     folder.mkdir(mode=0o700)
     try:
@@ -257,6 +264,24 @@ def _pays(processes: Collection[_Memory]) -> bool:
     # CRIU writes locked memory in any case, and it would be read twice.
     locked_bytes = sum(one.locked_bytes for one in processes)
     return sum(one.anonymous_bytes for one in processes) - locked_bytes >= max(_LEAST_BYTES, locked_bytes)
+
+
+def _pipes_suffice(size_bytes: int, processes: int) -> bool:
+    """Whether CRIU may hold on to so much of so many processes: until all is copied it does, in pipes, which it cannot
+    make larger than others may unless it has CAP_SYS_RESOURCE."""
+    pipe_bytes = int(Path("/proc/sys/fs/pipe-max-size").read_text())
+    pipes = size_bytes // pipe_bytes * 5 // 4 + 2 * processes  # some are not full
+    return 2 * pipes + _OTHER_DESCRIPTORS <= _most_descriptors()
+
+
+def _most_descriptors() -> int:
+    """Of CRIU: it raises its limit as far as anybody can, if it may."""
+    status = Path("/proc/self/status").read_text()
+    effective = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapEff:"))
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if effective >> _CAP_SYS_RESOURCE & 1 or limit == resource.RLIM_INFINITY:
+        return int(Path("/proc/sys/fs/nr_open").read_text())
+    return limit
 
 
 def _populate(path: Path, size_bytes: int) -> None:

@@ -381,6 +381,10 @@ def test_criu_does_it_alone_where_that_is_wished_or_better(
     monkeypatch.setattr(lazy_dump, "_LEAST_PROCESSORS", 1 << 20)
     assert not lazy_dump.reserve(program.pid, folder / "ahead")
     monkeypatch.setattr(lazy_dump, "_LEAST_PROCESSORS", 1)
+    most = lazy_dump._most_descriptors()
+    monkeypatch.setattr(lazy_dump, "_most_descriptors", lambda: 1100)  # 80 MB are 76 pipes of 1 MiB with two ends each
+    assert not lazy_dump.reserve(program.pid, folder / "ahead")
+    monkeypatch.setattr(lazy_dump, "_most_descriptors", lambda: most)
     small = start()
     assert not lazy_dump.reserve(small.pid, folder / "ahead")
     locked = start("import ctypes\nassert ctypes.CDLL(None).mlockall(3) == 0\n" + LARGE)
