@@ -19,7 +19,7 @@ from woodfrog.cpu.lazy_pages import LazyPages
 from woodfrog.errors import WoodfrogError
 from woodfrog.target.reaper import Reaper
 
-from .programs import Program, Start, assert_gapless, end, wait_until
+from .programs import Program, Start, assert_gapless, end, reap_session, wait_until
 
 # Every page of its memory has a number of its own, or none; threads touch it as soon as they run again. What it may not
 # read, what it never touched, what it gives back after the restore (when `begun` grows): zeros, not what was there.
@@ -212,7 +212,7 @@ def test_criu_ends_with_nothing_restored_when_who_fills_is_killed(criu: Criu, st
         filler.send_signal(signal.SIGKILL)
     log = next((tmp_path / "logs").glob("*/restore.log"))
     wait_until(lambda: "Aborting restore due to post-restore script" in log.read_text(), "CRIU's giving up")
-    wait_until(lambda: not Path(f"/proc/{program.pid}").exists(), "the end of what it had made")
+    reap_session(program.pid)  # once all of what it had made has ended
     assert len(program.numbers()) == program.numbers()[-1], "nothing of it ran"
 
 
