@@ -99,8 +99,8 @@ def test_its_cores_are_far_from_busy_threads_and_have_no_processor_too_many(monk
     assert chosen(elsewhere, {3}, monkeypatch) == list(range(24, 32))
     assert chosen(Elsewhere([]), {31}, monkeypatch) == list(range(8))
     assert chosen(Elsewhere([]), {0, 31}, monkeypatch) == list(range(12, 20))
-    assert chosen(Elsewhere([], threads=8), {8}, monkeypatch) == list(range(16, 32))
-    assert chosen(Elsewhere([], threads=3), {9, 14}, monkeypatch) == list(range(26, 32))
+    assert chosen(Elsewhere([], threads=16), {8}, monkeypatch) == list(range(16, 32))
+    assert chosen(Elsewhere([], threads=3), {9, 14}, monkeypatch) == list(range(28, 32))  # whole cores
 
 
 def test_it_stays_where_it_is_until_a_busy_thread_comes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,13 +20,13 @@ import resource
 import shutil
 import socket
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from woodfrog.cpu import pagemap
-from woodfrog.cpu.pages_by import by_criu_alone, by_threads_always
+from woodfrog.cpu.pages_by import dump_by_threads
 from woodfrog.cpu.run import Finished
 from woodfrog.errors import TargetState, WoodfrogError
 from woodfrog.faults import fault_point
@@ -37,10 +37,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FAULT_POINT = "cpu.frozen"
-# With two, the threads take as long as CRIU's one, which neither waits nor is waited for.
-_LEAST_PROCESSORS = 4
-# CRIU needs a few ms more where it waits than where it does not, whatever the size.
-_LEAST_BYTES = 32 << 20
 _PIECE_BYTES = 4 << 20
 _CAP_SYS_RESOURCE = 24  # linux/capability.h
 # CRIU's own, and one at a time for each descriptor of a process.
@@ -50,21 +46,19 @@ _OTHER_DESCRIPTORS = 1024
 def reserve(pid: int, folder: Path) -> bool:
     """Take memory for the pages of the tree below `pid`, whose numbers are ours, while it still runs: `folder`, which
     is made, gets a file for each process, and is to be handed to `run`. It must lie in memory, in the filesystem that
-    CRIU's files go to. False, and nothing is there, where CRIU alone does better, or the memory is not to be had."""
+    CRIU's files go to. False, and nothing is there, where that is not wished, or the memory is not to be had."""
     # Not root: a pipe of CRIU's could not be as large as it takes for it to hold on to the pages that it leaves out.
-    if by_criu_alone() or os.geteuid() != 0:
+    if not dump_by_threads() or os.geteuid() != 0:
         return False
     found = _memory_of_tree(pid)
-    if not by_threads_always() and not _pays(found.values()):
-        return False
-    if not _pipes_suffice(sum(one.anonymous_bytes for one in found.values()), len(found)):
+    if not _pipes_suffice(sum(found.values()), len(found)):
         log.info("CRIU writes the pages itself: it may not have as many open files as it would need otherwise")
         return False
     folder.mkdir(mode=0o700)
     try:
-        for number, one in found.items():
-            if one.anonymous_bytes:
-                _populate(folder / str(number), one.anonymous_bytes)
+        for number, anonymous_bytes in found.items():
+            if anonymous_bytes:
+                _populate(folder / str(number), anonymous_bytes)
     except OSError as failure:
         log.warning("no memory ahead for the pages of process %d: %s", pid, failure)
         shutil.rmtree(folder)
@@ -233,15 +227,8 @@ class _Copied:
         self.pagemap_path.write_bytes(self.pagemap)
 
 
-class _Memory(NamedTuple):
-    """Of a process."""
-
-    anonymous_bytes: int
-    locked_bytes: int
-
-
-def _memory_of_tree(pid: int) -> dict[int, _Memory]:
-    """Of the processes below and with `pid` that are there."""
+def _memory_of_tree(pid: int) -> dict[int, int]:
+    """Bytes of anonymous memory of the processes below and with `pid` that are there."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
         children = [
@@ -252,18 +239,10 @@ def _memory_of_tree(pid: int) -> dict[int, _Memory]:
     except (FileNotFoundError, ProcessLookupError):
         return {}
     sizes = dict(re.findall(r"^(\w+):\s*(\d+) kB$", status, re.MULTILINE))
-    found = {pid: _Memory(int(sizes.get("RssAnon", 0)) << 10, int(sizes.get("VmLck", 0)) << 10)}
+    found = {pid: int(sizes.get("RssAnon", 0)) << 10}
     for child in children:
         found |= _memory_of_tree(child)
     return found
-
-
-def _pays(processes: Collection[_Memory]) -> bool:
-    if len(os.sched_getaffinity(0)) < _LEAST_PROCESSORS:
-        return False
-    # CRIU writes locked memory in any case, and it would be read twice.
-    locked_bytes = sum(one.locked_bytes for one in processes)
-    return sum(one.anonymous_bytes for one in processes) - locked_bytes >= max(_LEAST_BYTES, locked_bytes)
 
 
 def _pipes_suffice(size_bytes: int, processes: int) -> bool:

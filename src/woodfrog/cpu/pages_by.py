@@ -1,4 +1,7 @@
-"""Who copies pages of processes: woodfrog's threads, or CRIU alone, whose one thread is slower and asks for less."""
+"""Who copies pages of processes, as far as the user says: woodfrog's threads, or CRIU, which has one.
+
+Without a word it is the threads in a restore, and CRIU in a dump: there its waiting costs what they save.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,6 @@ def by_criu_alone() -> bool:
     return os.environ.get(VARIABLE, "").strip().lower() == "criu"
 
 
-def by_threads_always() -> bool:
-    """Whether threads are to do it wherever they can, even where CRIU alone is thought to be as fast: =threads."""
+def dump_by_threads() -> bool:
+    """Whether threads are to do it in a dump too: =threads."""
     return os.environ.get(VARIABLE, "").strip().lower() == "threads"

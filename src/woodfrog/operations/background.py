@@ -22,9 +22,10 @@ T = TypeVar("T")
 
 # setpriority(2): a third of the share of those with 0, so that it comes to its end on a busy machine too.
 _NICE = 5
-# Of the processors one in so many. On 32, beside a training: 16 threads that hash and write slowed its steps to 0.73 to
-# 0.87, 8 to 0.86 to 0.89, 4 and 2 not at all (1.01, 1.02; H200, interference.json, 2026-11-30).
-_SHARE = 8
+# Of the processors one in so many. On 32, beside a training: 16 threads anywhere slowed its steps to 0.73 to 0.87, 8 to
+# 0.86 to 0.89, 8 on the other half of the processors to 0.96 to 1.0, 4 and 2 not at all (interference.json). But of
+# 63 GB to write 4 slowed it for 10 to 13 s and 8 for 5 to 7 s, by as much (concurrent.json; H200, 2026-11-30).
+_SHARE = 4
 _BUSY = 0.2  # of what the target's busiest thread has run: what runs less waits for others most of the time
 _TAKEN = 0.5  # of the time: a processor on which somebody else works
 _LOOK_EVERY_S = 0.25  # threads stay where they are as long as their processor is free
@@ -53,8 +54,8 @@ class Elsewhere:
     while they run, and called by a thread that then works, and starts others, beside them: before each piece of work,
     since their threads may move. From any thread.
 
-    A core for each of the threads, and not all but the busy ones: so that they stay far from the target's, and have
-    a core each."""
+    A few cores with as many processors as there are threads, and not all but the busy ones: where each processor of a
+    core is taken, the kernel finds no place for a thread of the target there, and on all other cores it is alone."""
 
     def __init__(self, pids: Sequence[int], threads: int = 0) -> None:
         """`threads`: for how many of one's own; 0: background_threads()."""
@@ -90,10 +91,10 @@ class Elsewhere:
         for first in range(len(self._cores)):
             block: set[int] = set()
             end = first
-            while end < len(self._cores) and end - first < self._threads:
+            while end < len(self._cores) and len(block) < self._threads:
                 block |= self._cores[end]
                 end += 1
-            if end - first < self._threads:
+            if len(block) < self._threads:
                 break
             # In cores from the nearest busy one: 0 where one is among them. Of equals the last, as the first processor
             # has the machine's interrupts.
