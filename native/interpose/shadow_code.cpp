@@ -308,7 +308,7 @@ bool has_template(Kernel *kernel, CUfunction function) {
         kernel->ready.store(true, std::memory_order_release);
         return true;
     }
-    kernel->why = why;
+    kernel->why.store(why, std::memory_order_relaxed);
     kernel->tried.store(epoch, std::memory_order_release);
     return false;
 }

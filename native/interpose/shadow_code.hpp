@@ -22,9 +22,9 @@ struct Kernel {
     std::vector<ParameterPlace> parameters;
     size_t parameters_bytes = 0;
 
-    std::atomic<bool> ready{false}; // it has a template whose writes are bounded
-    std::atomic<uint32_t> tried{0}; // the last epoch in which it had none
-    const char *why = "";           // it has none
+    std::atomic<bool> ready{false};    // it has a template whose writes are bounded
+    std::atomic<uint32_t> tried{0};    // the last epoch in which it had none
+    std::atomic<const char *> why{""}; // it has none; another one once it was looked for anew
     Catalogue *catalogue = nullptr;
     int64_t number = 0;
     std::vector<uint64_t> symbols;                      // addresses

@@ -113,7 +113,7 @@ void launched(CUgraphExec executable) {
         counts().covered.fetch_add(static_cast<int64_t>(writes->covered.load(std::memory_order_relaxed)),
                                    std::memory_order_relaxed);
         if (const Kernel *without = writes->without.load(std::memory_order_relaxed); without != nullptr)
-            wrote_everything(without->why, without->name.c_str());
+            wrote_everything(without->why.load(std::memory_order_relaxed), without->name.c_str());
         return;
     }
     size_t covered = 0;
@@ -133,7 +133,7 @@ void launched(CUgraphExec executable) {
     };
     if (without != nullptr) {
         told();
-        return wrote_everything(without->why, without->name.c_str());
+        return wrote_everything(without->why.load(std::memory_order_relaxed), without->name.c_str());
     }
     if (!writes->everything.empty())
         return wrote_everything("a graph", writes->everything.c_str());

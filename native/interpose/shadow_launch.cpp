@@ -79,7 +79,7 @@ void launched(const LaunchArguments &launch) {
     Kernel *kernel = known->kernel.load(std::memory_order_relaxed);
     count(known->launches);
     if (!known->has_template)
-        return wrote_everything(kernel->why, kernel->name.c_str());
+        return wrote_everything(kernel->why.load(std::memory_order_relaxed), kernel->name.c_str());
     if (!is_unbounded(*kernel))
         count(known->covered);
     if (everything_marked())
