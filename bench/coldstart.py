@@ -236,7 +236,8 @@ class Coldstart:
     def floor(self, model: Model) -> None:
         """CRIU's and the driver's restore with next to no data, without woodfrog."""
         rows = self._driver_and_criu("floor", model, self.arguments.repetitions)
-        self.floor_s = harness.median([back.criu_s + back.driver_restore_s for _, back in rows])
+        if rows:
+            self.floor_s = harness.median([back.criu_s + back.driver_restore_s for _, back in rows])
 
     def driver(self, model: Model) -> None:
         """The driver and CRIU alone, without woodfrog."""

@@ -44,6 +44,7 @@ import harness
 import target_process
 from concurrent_drain import options
 from woodfrog.operations.background import Elsewhere
+from woodfrog.target import procfs
 
 NICE = 5  # woodfrog's own for what nobody waits for (operations/background.py)
 SETTLE_S = 0.15  # after a noise's first and before a quiet's first step that counts
@@ -196,13 +197,8 @@ def siblings() -> dict[int, frozenset[int]]:
     """For each processor of this process those that share its core, itself among them."""
     found = {}
     for processor in sorted(os.sched_getaffinity(0)):
-        path = Path(f"/sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list")
-        text = path.read_text().strip() if path.exists() else str(processor)
-        numbers: set[int] = set()
-        for part in text.split(","):
-            first, _, last = part.partition("-")
-            numbers.update(range(int(first), int(last or first) + 1))
-        found[processor] = frozenset(numbers)
+        told = procfs.listed(f"/sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list")
+        found[processor] = frozenset({processor, *told})
     return found
 
 

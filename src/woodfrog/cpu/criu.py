@@ -259,7 +259,7 @@ class Criu:
                 if namespace is None:  # what was in a namespace has ended with it
                     processes.kill_remains(tasks, began_ticks)
                 kept = _keep_log(work / options.RESTORE_LOG, log_directory)
-                if lazy is not None and lazy.failure is not None:
+                if lazy is not None and lazy.failure is not None and finished.returncode is not None:
                     raise _unfilled(lazy.failure, kept, tasks[0].pid) from lazy.failure
                 raise _failure("restore", finished, log, kept, tasks[0].pid, timeout_s, TargetState.NONE)
             pid = _restored_pid(work / options.RESTORE_PID, tasks[0].pid)

@@ -159,7 +159,7 @@ class LazyPages:
                 os.write(filled, b"1")
                 _wait([ended])  # CRIU says on the connection that it has finished, so it must be there
         except BaseException as failure:  # noqa: BLE001 (told to who waits for CRIU, whatever it is)
-            self.failure = failure
+            self._note(failure)
         finally:
             os.close(filled)  # without a byte before: CRIU is to end
             self._descriptors.remove(filled)
@@ -202,10 +202,16 @@ class LazyPages:
             with process.pages_file.open("rb") as file:
                 transfer.answer_page_faults(process.uffd, file.fileno(), process.pieces, self._stop)
         except BaseException as failure:  # noqa: BLE001 (told to who waits for CRIU, whatever it is)
-            if not (isinstance(failure, transfer.TransferError) and failure.code == -errno.ESRCH):
-                self.failure = failure  # else the process has ended, and CRIU says why
+            self._note(failure)
             uffd, process.uffd = process.uffd, -1
             os.close(uffd)  # whoever waits goes on, to CRIU's script, and not past it
+
+    def _note(self, failure: BaseException) -> None:
+        """The failure is told, unless it is that a process has ended: then CRIU says why."""
+        from woodfrog._native import transfer
+
+        if not (isinstance(failure, transfer.TransferError) and failure.code == -errno.ESRCH):
+            self.failure = failure
 
     @contextlib.contextmanager
     def _answering_ended(self) -> Iterator[None]:

@@ -16,7 +16,7 @@ from woodfrog._native import transfer
 from woodfrog.cpu import pages_by
 from woodfrog.cpu.criu import Criu
 from woodfrog.cpu.lazy_pages import LazyPages
-from woodfrog.errors import WoodfrogError
+from woodfrog.errors import TimeoutExceededError, WoodfrogError
 from woodfrog.target.reaper import Reaper
 
 from .programs import Program, Start, assert_gapless, end, reap_session, wait_until
@@ -138,8 +138,9 @@ def test_what_a_child_shared_with_its_parent_it_shares_again(
     end(restored)
 
 
+@pytest.mark.parametrize("step", ["fill_pages", "answer_page_faults"])
 def test_pages_that_cannot_be_filled_leave_nothing_restored(
-    criu: Criu, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    criu: Criu, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     program = start(KINDS)
     program.wait_for_more(3)
@@ -148,26 +149,10 @@ def test_pages_that_cannot_be_filled_leave_nothing_restored(
     def refuse(*_: Any, **__: Any) -> None:
         raise OSError("no more memory")
 
-    monkeypatch.setattr(transfer, "fill_pages", refuse)
+    monkeypatch.setattr(transfer, step, refuse)
     with pytest.raises(WoodfrogError, match="could not be filled: no more memory") as refused:
         criu.restore(image, log_directory=tmp_path / "logs", timeout_s=60)
     assert pages_by.VARIABLE in refused.value.advice
-    assert not Path(f"/proc/{program.pid}").exists()
-
-
-def test_a_page_fault_that_cannot_be_answered_leaves_nothing_restored(
-    criu: Criu, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    program = start(KINDS)
-    program.wait_for_more(3)
-    image = dumped(criu, program, tmp_path / "image")
-
-    def refuse(*_: Any, **__: Any) -> None:
-        raise OSError("no more memory")
-
-    monkeypatch.setattr(transfer, "answer_page_faults", refuse)
-    with pytest.raises(WoodfrogError, match="could not be filled: no more memory"):
-        criu.restore(image, log_directory=tmp_path / "logs", timeout_s=60)
     assert not Path(f"/proc/{program.pid}").exists()
 
 
@@ -231,7 +216,7 @@ def test_a_time_out_while_pages_are_filled_leaves_nothing(
         raise OSError("the process has ended")
 
     monkeypatch.setattr(LazyPages, "_fill", wait)
-    with pytest.raises(WoodfrogError):
+    with pytest.raises(TimeoutExceededError):
         criu.restore(image, log_directory=tmp_path / "logs", timeout_s=2)
     assert os.read(began, 1) == b"1"
     os.close(began)
