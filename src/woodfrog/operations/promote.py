@@ -170,8 +170,8 @@ class Promote(OnOneTarget):
 
     def _survey(self) -> None:
         """What lies on host memory now, with descriptors of it."""
-        self._leave_out_dead()
-        self._target.check_alive()
+        with self._unless_it_dies():
+            self._target.check_alive()
         for member in list(self._target.members):
             with self._unless_it_dies(), member.link().hosted() as hosted:
                 fds = hosted.fds.take()
@@ -245,7 +245,11 @@ class Promote(OnOneTarget):
 
     def _accessed(self) -> list[int]:
         """What launches have named so far."""
-        return [member.number_of(one) for member in self._target.members for one in member.link().accessed()]
+        return [number for member in self._target.members for number in self._accessed_by(member)]
+
+    @staticmethod
+    def _accessed_by(member: Member) -> list[int]:
+        return [member.number_of(one) for one in member.link().accessed()]
 
     def _profile(self) -> list[int]:
         notes = self._request.notes
@@ -275,9 +279,10 @@ class Promote(OnOneTarget):
         if self._left:
             return
         self._left = True
-        self._used = self._accessed()
-        for member in self._target.members:
-            member.link().follow_access(False)
+        for member in list(self._target.members):
+            with self._unless_it_dies():
+                self._used += self._accessed_by(member)
+                member.link().follow_access(False)
 
     # ── one batch ───────────────────────────────────────────────────────────────────────────────────────────────
 

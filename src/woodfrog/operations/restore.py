@@ -50,8 +50,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# How long whoever started a target may take to notice that it ended: a container's init may look only once a second.
+# How long whoever started a target may take to notice that it ended.
 REAP_TIMEOUT_S = 5.0
+# Process 1 does so for certain if it is an init, but a container's may look only every few seconds (seen: 2 s, more on
+# a machine with much to do).
+INIT_REAP_TIMEOUT_S = 30.0
 
 
 class Restore(OnOneTarget):
@@ -468,11 +471,12 @@ def _start_ticks(pid: int) -> int:
 
 def await_reaping(pids: list[int]) -> None:
     """Wait a moment for zombies with these numbers to be reaped: the target may have been stopped just now."""
-    deadline = time.monotonic() + REAP_TIMEOUT_S
+    begun = time.monotonic()
     for pid in pids:
         stat = procfs.stat(pid)
         if stat is None or stat.state not in "ZX":
             continue
+        deadline = begun + (INIT_REAP_TIMEOUT_S if stat.parent_pid == 1 else REAP_TIMEOUT_S)
         try:
             pidfd = os.pidfd_open(pid)
         except ProcessLookupError:

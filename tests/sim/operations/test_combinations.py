@@ -12,7 +12,7 @@ import pytest
 from gpus import gpus_of, ranks_of, uuids
 from held import Holds
 from instances import nothing_is_left, wait_until_ended
-from mapped import MADE, MIB, Mapped
+from mapped import MADE, MIB, POINTS, Mapped
 from product import Product, Stepper
 from scribbling import check_images
 from sharer import kill
@@ -139,10 +139,11 @@ def test_a_job_restored_on_exchanged_gpus_is_promoted_there(make_product: Callab
     job.check_runs_right()
 
 
+@pytest.mark.parametrize("point", ["promote.survey.before", *POINTS, "promote.commit.before"])
 def test_a_process_of_a_job_that_dies_while_it_is_promoted_leaves_the_others_running(
-    make_product: Callable[..., Product], tmp_path: Path
+    make_product: Callable[..., Product], tmp_path: Path, point: str
 ) -> None:
-    holds = Holds(tmp_path / "holds", MADE)
+    holds = Holds(tmp_path / "holds", point)
     product = make_product(environment=Mapped.environment(holds))
     job = product.sharer(2)
     for worker in (0, 1):
@@ -150,11 +151,12 @@ def test_a_process_of_a_job_that_dies_while_it_is_promoted_leaves_the_others_run
         job.order(worker, "alloc", "more", 4096)
         assert job.order(worker, "write", "own", 70 + worker) == "ok"
     image = product.checkpoint(job.process, stop=True)["image"]
-    with holds.at(MADE, lambda: product.restore(image, job.process.log, mode="mapped")):
+    restore = {"image": image, "store": str(product.store_path), "mode": "mapped", "wait": True}
+    with holds.at(point, lambda: product.call("restore", **restore)) as restored:
         kill(job.pids[1])
-    job.process = Stepper(job.process.pid, job.process.log)
-    told = product.call("promotion", target=job.process.pid, wait=True)["promotion"]
-    assert (told["state"], told["left_bytes"]) == ("complete", 0)
+    promotion = restored.result()["promotion"]
+    assert (promotion["state"], promotion["left_bytes"]) == ("complete", 0), promotion["reason"]
+    job.process = product.restored(restored.result(), job.process.log)
     assert job.order(0, "check", "own", 70) == "ok"
     (row,) = product.call("ps")
     assert (row["hosted_bytes"], row["gpu_pids"]) == (0, [job.pids[0]])
