@@ -34,7 +34,11 @@ constexpr int64_t patience_ns = 100'000;
 // Where helpers have no processor the driver waits for the piece that one has begun. Slower than this is slower than
 // alone.
 constexpr size_t least_bytes_per_us = 2000;
+#ifndef WOODFROG_SANITIZED
 constexpr int most_slow_copies = 4;
+#else
+constexpr int most_slow_copies = INT_MAX; // all are slow then
+#endif
 
 struct Copy {
     uint8_t *to;
@@ -110,6 +114,15 @@ void *help(void *argument) {
     return nullptr;
 }
 
+// The driver's calls come one after another, on any of its threads. Only it knows; a sanitizer is told here.
+struct InOrder {
+#ifdef WOODFROG_SANITIZED
+    static inline std::atomic<int> order{0};
+    InOrder() { order.fetch_add(1, std::memory_order_acq_rel); }
+    ~InOrder() { order.fetch_add(1, std::memory_order_acq_rel); }
+#endif
+};
+
 void call_helpers() {
     woken.fetch_add(1); // before it is looked who sleeps: whoever goes to sleep now sees it
     if (asleep.load() > 0)
@@ -119,6 +132,7 @@ void call_helpers() {
 // What the driver calls instead of memcpy. Only its control state is copied together: of memory of the application's a
 // page may be protected, and its handler expects the fault on the thread that made the call; our threads block signals.
 void *copy_together(void *to, const void *from, size_t size) {
+    [[maybe_unused]] const InOrder in_order;
     const size_t count = (size + piece_bytes - 1) / piece_bytes;
     if (size < least_bytes || count > 0xffff || !(is_control_memory(to, size) || is_control_memory(from, size)) ||
         helpers.load(std::memory_order_relaxed) == 0 ||
