@@ -10,7 +10,10 @@ For each size the target is checkpointed into an empty store each time, so that 
   12 of the 16 bytes a parameter. A baseline for which the host has no memory is not begun, and its row says so
 
 As the target sees it: `lost_s` is the time from its last step before the operation to its first one after all of it,
-less what that many usual steps take, so it has the stall and what the drain and the writing slow down.
+less what that many usual steps take, so it has the stall and what the drain and the writing slow down. What is usual is
+the mean of two medians, of CALM_STEPS steps before it and of as many behind it, when its store is gone. What that is
+worth is seen with --quiet-steps: `quiet_speed` is the speed of so many steps with nothing beside them, told in the
+same way.
 
 summary, the worse of the sizes: stall_beyond_floor_ms (the stall without the CPU side, less the driver's own calls in
 it; driver_s_… says what those took, which copies beside them may slow), gpu_stall_beyond_floor_ms (the same without the
@@ -62,7 +65,8 @@ SECONDS_PER_GIB = {"driver": 1.2, "torch": 0.6, "async": 0.9}
 # Host memory for each byte of state: the driver's copy; the file in memory; that and the copy it is written from.
 HOST_MEMORY = {"driver": 1.0, "torch": 0.75, "async": 1.5}
 SPARE_GIB = 8.0
-CALM_STEPS = 12  # before and between operations, for the usual time of a step
+CALM_STEPS = 12  # before and behind each operation, for the usual time of a step
+SETTLING_STEPS = 3  # behind it, before those
 
 
 class Marks:
@@ -129,13 +133,20 @@ def measure_woodfrog(
         plan += [
             (way, cpu, n)
             for n in range(1, arguments.repetitions + 1)
-            for cpu in (False, True)
+            for cpu in arguments.cpu
             for way in arguments.ways
         ]
+        before_s = calm_step_s(target)
         for way, cpu, number in plan:
             if number > 1 and not share.allows(2 * longest_s):
                 break
-            target.wait_more_steps(CALM_STEPS)
+            quiet: dict[str, float | None] = {}
+            if arguments.quiet_steps and number:
+                begin_s = time.time()
+                target.wait_more_steps(arguments.quiet_steps)
+                end_s = time.time()
+                earlier_s, before_s = before_s, calm_step_s(target)
+                quiet = {"quiet_speed": speed(target.log, begin_s, end_s, (earlier_s + before_s) / 2)}
             marks = Marks()
             with empty_store(arguments.work) as store:
                 call = woodfrog_calls.timed(
@@ -143,8 +154,12 @@ def measure_woodfrog(
                     on_event=marks,
                 )  # fmt: skip
             longest_s = max(longest_s, call.call_s)
-            target.wait_more_steps(3)
-            row = {**woodfrog_row(target.log, call, marks), "pool_mib": arguments.pool_mib}
+            target.wait_more_steps(SETTLING_STEPS)
+            after_s = calm_step_s(target)
+            usual = {"before_step_s": before_s, "after_step_s": after_s, "usual_step_s": (before_s + after_s) / 2}
+            before_s = after_s
+            row = {**usual, **quiet, **woodfrog_row(target.log, call, marks, usual["usual_step_s"])}
+            row["pool_mib"] = arguments.pool_mib
             results.add(
                 kind="woodfrog", size_gib=size_gib, way=way, cpu=cpu, repetition=number, **row, **call.members()
             )
@@ -153,14 +168,24 @@ def measure_woodfrog(
     return rows
 
 
-def woodfrog_row(log: target_process.Log, call: woodfrog_calls.Timed, marks: Marks) -> dict[str, Any]:
+def calm_step_s(target: target_process.TargetRun) -> float:
+    """The median time of the next CALM_STEPS steps; nothing may be beside them."""
+    target.wait_more_steps(CALM_STEPS)
+    return float(target.log.usual_step_s(time.time(), CALM_STEPS))
+
+
+def lost_in_s(target: target_process.TargetRun, before_s: float, begin_s: float, end_s: float) -> float:
+    """What an operation in that interval cost, which the steps before it took `before_s` for."""
+    target.wait_more_steps(SETTLING_STEPS)
+    return float(target.log.lost_s(begin_s, end_s, (before_s + calm_step_s(target)) / 2))
+
+
+def woodfrog_row(log: target_process.Log, call: woodfrog_calls.Timed, marks: Marks, usual_s: float) -> dict[str, Any]:
     result = call.result
-    usual_s = log.usual_step_s(call.begin_s)
     resumed_s, drained_s = marks.at["return", "end"], marks.at["drain", "end"]
     beyond_s = result.stall_s - result.driver_s - result.stall_parts.get("cpu", 0.0)
     flight_s = in_flight_s(result)
     return {
-        "usual_step_s": usual_s,
         "gap_s": max(log.gaps_s(call.begin_s, call.end_s)) - usual_s,
         "stall_s": result.stall_s,
         "stall_beyond_floor_s": beyond_s,
@@ -236,10 +261,9 @@ def measure_driver(results: harness.Results, name: str, size_gib: float, argumen
     """What one cycle of the driver alone costs the target."""
     with target_process.plain(name, options(name, size_gib), arguments.work, f"driver-{size_gib:g}") as target:
         target.wait_start()
-        target.wait_more_steps(CALM_STEPS)
+        before_s = calm_step_s(target)
         call = woodfrog_calls.timed(driver_baseline.driver_cycle, target.pid)
-        target.wait_more_steps(3)
-        lost_s = target.log.lost_s(call.begin_s, call.end_s, target.log.usual_step_s(call.begin_s))
+        lost_s = lost_in_s(target, before_s, call.begin_s, call.end_s)
     results.add(kind="driver", size_gib=size_gib, lost_s=lost_s, total_s=call.result.total_s)
     return lost_s
 
@@ -253,10 +277,9 @@ def measure_saving(results: harness.Results, mode: str, size_gib: float, argumen
             target.wait_start()
             lost_s = 0.0
             for number in range(2):
-                target.wait_more_steps(CALM_STEPS)
+                before_s = calm_step_s(target)
                 begin_s, end_s = target.save()
-                target.wait_more_steps(3)
-                lost_s = target.log.lost_s(begin_s, end_s, target.log.usual_step_s(begin_s))
+                lost_s = lost_in_s(target, before_s, begin_s, end_s)
                 results.add(
                     kind=SAVES[mode], size_gib=size_gib, repetition=number, lost_s=lost_s, total_s=end_s - begin_s
                 )
@@ -287,12 +310,15 @@ def summarise(results: harness.Results, size_gib: float, rows: dict[tuple[str, b
             summary[f"handle_calls_ms_{label}"] = harness.median(one["calls"] for one in details)
             summary[f"between_ms_{label}"] = harness.median(one["daemon"]["between"] for one in details)
         summary[f"stall_beyond_floor_ms_{label}"] = 1e3 * median(some, "stall_beyond_floor_s")
-        if known := [row for row in some if row["gpu_stall_beyond_floor_s"] is not None]:
-            summary[f"gpu_stall_beyond_floor_ms_{label}"] = 1e3 * median(known, "gpu_stall_beyond_floor_s")
+        if told := [row for row in some if row["gpu_stall_beyond_floor_s"] is not None]:
+            summary[f"gpu_stall_beyond_floor_ms_{label}"] = 1e3 * median(told, "gpu_stall_beyond_floor_s")
         for interval, ratio in ratios(median(some, "lost_s")).items():
             summary[f"effective_ratio_{interval}_{label}"] = ratio
         if any(row["drain_speed"] is not None for row in some):
             summary[f"drain_iteration_speed_{label}"] = median(some, "drain_speed")
+        if known := [row["quiet_speed"] for row in some if row.get("quiet_speed") is not None]:
+            summary[f"quiet_speed_{label}"] = harness.median(known)
+            summary[f"quiet_speed_min_{label}"], summary[f"quiet_speed_max_{label}"] = min(known), max(known)
         if way == "cow":
             captured = [row["copy_on_write"] for row in some if row["copy_on_write"]]
             summary[f"retaken_{label}"] = sum(1 for row in some if row["retaken"])
@@ -300,8 +326,8 @@ def summarise(results: harness.Results, size_gib: float, rows: dict[tuple[str, b
                 summary[f"{member}_{label}"] = harness.median(one[member] for one in captured)
     if quick := rows.get(("auto", False)):
         worst("stall_beyond_floor_ms", 1e3 * median(quick, "stall_beyond_floor_s"), max)
-        if known := [row for row in quick if row["gpu_stall_beyond_floor_s"] is not None]:
-            worst("gpu_stall_beyond_floor_ms", 1e3 * median(known, "gpu_stall_beyond_floor_s"), max)
+        if told := [row for row in quick if row["gpu_stall_beyond_floor_s"] is not None]:
+            worst("gpu_stall_beyond_floor_ms", 1e3 * median(told, "gpu_stall_beyond_floor_s"), max)
         slowed = [row for row in quick if row["drain_speed"] is not None]
         if slowed:  # else no step ran during a drain, and there is nothing to say
             worst("drain_iteration_speed", median(slowed, "drain_speed"), min)
@@ -316,6 +342,11 @@ def main() -> int:
     parser.add_argument("--sizes-gib", type=float, nargs="+", default=[16.0, 64.0], help="in order of importance")
     parser.add_argument("--target", choices=("train_gpt2", "sparse_writes"), help="the second runs without torch")
     parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--quiet-steps", type=int, default=0, help="before each checkpoint; 0: none")
+    parser.add_argument(
+        "--cpu", type=lambda text: text == "yes", nargs="+", default=[False, True], metavar="yes|no",
+        help="without and with the CPU side (no, yes)",
+    )  # fmt: skip
     parser.add_argument("--pool-mib", type=int, default=0, help="$WOODFROG_POOL_MIB of the target")
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS, help="of woodfrog's own checkpoints")
     parser.add_argument("--without", nargs="*", default=[], choices=("driver", *SAVES), help="baselines to leave out")

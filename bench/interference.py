@@ -65,7 +65,7 @@ class Noise:
         """Which process makes it; none: nobody."""
         if self.name == "none":
             return ""
-        return "gpu" if self.name in ("drain", "copy_32mib", "copy_4mib", "kernels") else "cpu"
+        return "gpu" if self.name.startswith(("drain", "copy_", "kernels")) else "cpu"
 
     @property
     def label(self) -> str:
@@ -84,6 +84,8 @@ PLAN = (
     Noise("writer", 4),
     Noise("writer", 12, placement="block"),
     Noise("drain"),
+    Noise("drain_20gb"),
+    Noise("drain_8gb"),
     Noise("writer", 8, placement="half"),
     Noise("hash", 8, placement="block"),
     Noise("sha256", 8),

@@ -18,6 +18,7 @@ The processor's:
 The GPU's, by a process with a context of its own:
 
 * drain        woodfrog's own drain, `background`, as a checkpoint copies when its target runs on
+* drain_20gb, drain_8gb   the same, with at most so many bytes a second
 * copy_32mib, copy_4mib   to pinned memory in pieces of that size, two streams; the thread that waits for them spins, as
                the driver has it, where the drain's sleeps
 * kernels      a kernel of one thread every millisecond
@@ -216,12 +217,22 @@ class Gpu:
         return driver_baseline.context()
 
     def drain(self, threads: int, deadline: Deadline, end: ExitStack) -> int:
+        return self._drained(0, deadline)
+
+    def drain_20gb(self, threads: int, deadline: Deadline, end: ExitStack) -> int:
+        return self._drained(20 * 10**9, deadline)
+
+    def drain_8gb(self, threads: int, deadline: Deadline, end: ExitStack) -> int:
+        return self._drained(8 * 10**9, deadline)
+
+    def _drained(self, most_bytes_per_s: int, deadline: Deadline) -> int:
         from woodfrog._native import transfer
 
         def one() -> None:
             transfer.drain_chunks(
                 [(self._memory, 0, self._size_bytes)], self._positions, self._arena, [(0, self._size_bytes)],
-                chunk_bytes=store_bench.CHUNK_BYTES, background=True, progress=deadline.progress,
+                chunk_bytes=store_bench.CHUNK_BYTES, background=True, most_bytes_per_s=most_bytes_per_s,
+                progress=deadline.progress,
             )  # fmt: skip
 
         return deadline.until(one)

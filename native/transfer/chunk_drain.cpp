@@ -15,7 +15,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <memory>
+#include <thread>
 
 namespace woodfrog::transfer {
 namespace {
@@ -45,13 +47,38 @@ struct Staging {
     bool busy = false;
 };
 
+// So many bytes a second: what comes next waits until what came before has had its time.
+class RateLimit {
+  public:
+    explicit RateLimit(uint64_t bytes_per_s) : bytes_per_s_(bytes_per_s) {}
+
+    // Returns when these bytes may follow those before; early when another GPU's thread has failed.
+    void await(uint64_t bytes, const Progress &progress, const Failure &failure) {
+        if (bytes_per_s_ == 0)
+            return;
+        using namespace std::chrono;
+        constexpr auto longest_wait = milliseconds(10); // a drain that is cancelled is to end soon
+        for (auto now = steady_clock::now(); now < next_ && !failure.happened(); now = steady_clock::now()) {
+            progress.check();
+            std::this_thread::sleep_for(std::min<steady_clock::duration>(next_ - now, longest_wait));
+        }
+        const auto takes = duration_cast<steady_clock::duration>(
+            duration<double>(static_cast<double>(bytes) / static_cast<double>(bytes_per_s_)));
+        next_ = std::max(next_, steady_clock::now()) + takes;
+    }
+
+  private:
+    uint64_t bytes_per_s_;
+    std::chrono::steady_clock::time_point next_{};
+};
+
 class DeviceDrain {
   public:
     DeviceDrain(const DeviceChunks &device, Arena &arena, const ChunkDrainOptions &options, Progress &progress,
                 std::vector<std::unique_ptr<Staging>> staging, uint64_t slots)
         : device_(device), arena_(arena), chunk_bytes_(options.chunk_bytes),
-          pace_(options.background ? in_background : at_once), progress_(progress), staging_(std::move(staging)),
-          slots_(slots), streams_(*device.context, Direction::to_arena) {
+          pace_(options.background ? in_background : at_once), limit_(options.most_bytes_per_s), progress_(progress),
+          staging_(std::move(staging)), slots_(slots), streams_(*device.context, Direction::to_arena) {
         if (!staging_.empty())
             gather_ = device.context->kernels().function("woodfrog_gather");
     }
@@ -70,6 +97,7 @@ class DeviceDrain {
             progress_.check();
             finish_oldest();
         }
+        limit_.await(0, progress_, failure); // what follows this drain comes after the time that it may take
     }
 
   private:
@@ -78,6 +106,7 @@ class DeviceDrain {
         for (uint64_t done = 0; done < run.size && !failure.happened();) {
             progress_.check();
             const uint64_t here = std::min(pace_.batch_bytes - filled_, run.size - done);
+            limit_.await(here, progress_, failure);
             streams_.submit(arena_, chunk.place + done, chunk.address + done, here);
             done += here;
             filled_ += here;
@@ -104,6 +133,7 @@ class DeviceDrain {
             uint64_t slot_bytes = chunk_bytes_;
             void *arguments[] = {&table, &slot_bytes, &to};
             const uint64_t slices = (chunk_bytes_ - 1) / kernels::gather_slice_bytes + 1;
+            limit_.await(size, progress_, failure);
             buffer.busy = true;
             buffer.stream.launch(gather_, static_cast<unsigned>(slices), static_cast<unsigned>(count),
                                  kernels::gather_threads, arguments);
@@ -148,6 +178,7 @@ class DeviceDrain {
     Arena &arena_;
     uint64_t chunk_bytes_;
     Pace pace_;
+    RateLimit limit_;
     Progress &progress_;
     std::vector<std::unique_ptr<Staging>> staging_;
     uint64_t slots_; // of a staging buffer

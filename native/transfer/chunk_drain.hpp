@@ -19,6 +19,8 @@ struct ChunkDrainOptions {
     uint64_t staging_bytes; // of each of two buffers in GPU memory; with no room for one, nothing is gathered
     // Others use the bus: little is under way at a time.
     bool background = false;
+    // Of each GPU; 0: as many as the bus takes.
+    uint64_t most_bytes_per_s = 0;
 };
 
 constexpr uint64_t default_staging_bytes = 32ull << 20; // 0.6 ms at 55 GB/s

@@ -62,17 +62,18 @@ void bind_hashing(nb::module_ &m) {
         "drain_chunks",
         [](const std::vector<PieceArgument> &pieces, const nb::bytes &positions, Arena &arena,
            const std::vector<RangeArgument> &ranges, uint64_t chunk_bytes, const std::string &gather,
-           uint64_t staging_bytes, bool background, Progress *progress) {
+           uint64_t staging_bytes, bool background, uint64_t most_bytes_per_s, Progress *progress) {
             const std::vector<Piece> copied = to_pieces(pieces);
             const std::vector<Range> places = to_ranges(ranges);
-            const ChunkDrainOptions options{chunk_bytes, to_gather(gather), staging_bytes, background};
+            const ChunkDrainOptions options{chunk_bytes, to_gather(gather), staging_bytes, background,
+                                            most_bytes_per_s};
             const std::string_view numbers(positions.c_str(), positions.size());
             return to_bytes(released(
                 progress, [&](Progress &p) { return drain_chunks(copied, numbers, arena, places, options, p); }));
         },
         "pieces"_a, "positions"_a, "arena"_a, "ranges"_a, nb::kw_only(), "chunk_bytes"_a, "gather"_a = "auto",
-        "staging_bytes"_a = default_staging_bytes, "background"_a = false, "progress"_a = nb::none(),
-        "Some chunks of GPU memory to the arena; returns the arena offset of each, as u64.");
+        "staging_bytes"_a = default_staging_bytes, "background"_a = false, "most_bytes_per_s"_a = 0,
+        "progress"_a = nb::none(), "Some chunks of GPU memory to the arena; returns the arena offset of each, as u64.");
     m.def(
         "capture_chunks",
         [](const std::vector<PieceArgument> &pieces, const nb::bytes &positions,

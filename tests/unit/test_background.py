@@ -13,8 +13,15 @@ from pathlib import Path
 
 import pytest
 
+from woodfrog.errors import UsageError
 from woodfrog.operations import background
-from woodfrog.operations.background import Elsewhere, background_threads, in_background
+from woodfrog.operations.background import (
+    Elsewhere,
+    background_rate,
+    background_threads,
+    in_background,
+    require_settings,
+)
 from woodfrog.target import procfs
 
 PROCESSORS = os.sched_getaffinity(0)
@@ -53,6 +60,33 @@ def test_what_it_raises_comes_back() -> None:
 
 def test_it_gets_some_processor() -> None:
     assert 1 <= background_threads() <= len(os.sched_getaffinity(0))
+
+
+def test_a_user_says_how_much_it_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert background_rate() == 0
+    monkeypatch.setenv("WOODFROG_BACKGROUND_THREADS", "1")
+    monkeypatch.setenv("WOODFROG_BACKGROUND_RATE", "1.5G")
+    assert (background_threads(), background_rate()) == (1, 3 << 29)
+    monkeypatch.setenv("WOODFROG_BACKGROUND_THREADS", "100000")
+    assert background_threads() == len(PROCESSORS), "more would only wait for each other"
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        ("WOODFROG_BACKGROUND_THREADS", "0"),
+        ("WOODFROG_BACKGROUND_THREADS", "-2"),
+        ("WOODFROG_BACKGROUND_THREADS", "half"),
+        ("WOODFROG_BACKGROUND_RATE", "0"),
+        ("WOODFROG_BACKGROUND_RATE", "fast"),
+    ],
+)
+def test_a_daemon_with_a_setting_that_says_nothing_does_not_start(
+    monkeypatch: pytest.MonkeyPatch, variable: str, text: str
+) -> None:
+    monkeypatch.setenv(variable, text)
+    with pytest.raises(UsageError, match=text):
+        require_settings()
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ SOURCE = Path(__file__).resolve().parents[2] / "src" / "woodfrog"
 # Lowest first. A part may import what is in a line above its own, never what is in its own line or below.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "__version__", "_native", "logtail"),
-    ("faults", "results"),
+    ("faults", "results", "sizes"),
     ("store",),
     ("image", "target", "driver", "cpu"),
     ("operations",),

@@ -213,6 +213,7 @@ def drain_chunks(
     gather: str = "auto",
     staging_bytes: int = ...,
     background: bool = False,
+    most_bytes_per_s: int = 0,
     progress: Progress | None = None,
 ) -> bytes:
     """Some chunks of GPU memory to the arena. Returns the arena offset of each, as u64, in their order.
@@ -223,7 +224,7 @@ def drain_chunks(
     hash_device. gather: "auto"; "kernel" or "none" force or forbid that short runs are gathered in GPU memory and
     copied in large transfers ("kernel": -ENOTSUP where there is none). staging_bytes: of each of two buffers in GPU
     memory; without room for them every run is copied by itself. background: others use the bus, at most 12 MiB are
-    under way at a time.
+    under way at a time. most_bytes_per_s: of each GPU; 0: no bound.
     """
 
 def capture_chunks(

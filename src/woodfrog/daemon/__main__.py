@@ -6,7 +6,6 @@ import argparse
 import gc
 import logging
 import os
-import re
 import select
 import signal
 import socket
@@ -20,10 +19,10 @@ from woodfrog.daemon.node import Node
 from woodfrog.daemon.server import Server
 from woodfrog.daemon.verbs import Verbs
 from woodfrog.errors import UsageError, WoodfrogError
+from woodfrog.operations import background
+from woodfrog.sizes import parse_size
 
 log = logging.getLogger("woodfrog.daemon")
-
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -47,6 +46,7 @@ SWITCH_INTERVAL_S = 0.0002
 
 def _serve(directory: Path, arena_bytes: int | None) -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    background.require_settings()
     node = Node(directory, arena_bytes)
     ending = threading.Event()
 
@@ -114,14 +114,6 @@ def notify(message: str) -> None:
             sender.sendto(message.replace("\n", " ").encode(), address)
         except OSError as failure:
             log.debug("nobody waits for %r: %s", message, failure)
-
-
-def parse_size(text: str) -> int:
-    """Bytes of a size such as 64G, 512M or 1073741824. UsageError."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
-    if match is None or float(match[1]) <= 0:
-        raise UsageError(f"{text!r} is not a size", advice="for example 64G or 512M")
-    return int(float(match[1]) * _UNITS[match[2]])
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:

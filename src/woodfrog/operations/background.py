@@ -15,16 +15,21 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from woodfrog.errors import UsageError
+from woodfrog.sizes import parse_size
 from woodfrog.target import procfs
 
 log = logging.getLogger(__name__)
+THREADS_VARIABLE = "WOODFROG_BACKGROUND_THREADS"
+RATE_VARIABLE = "WOODFROG_BACKGROUND_RATE"
 T = TypeVar("T")
 
 # setpriority(2): a third of the share of those with 0, so that it comes to its end on a busy machine too.
 _NICE = 5
 # Of the processors one in so many. On 32, beside a training: 16 threads anywhere slowed its steps to 0.73 to 0.87, 8 to
 # 0.86 to 0.89, 8 on the other half of the processors to 0.96 to 1.0, 4 and 2 not at all (interference.json). But of
-# 63 GB to write 4 slowed it for 10 to 13 s and 8 for 5 to 7 s, by as much (concurrent.json; H200, 2026-11-30).
+# 63 GB to write 4 slowed it for 10 to 13 s and 8 for 5 to 7 s, by as much (concurrent.json; H200, 2026-11-30; but what
+# was usual there was taken from steps of which some had a drain beside them: docs/measurements.md).
 _SHARE = 4
 _BUSY = 0.2  # of what the target's busiest thread has run: what runs less waits for others most of the time
 _TAKEN = 0.5  # of the time: a processor on which somebody else works
@@ -32,8 +37,25 @@ _LOOK_EVERY_S = 0.25  # threads stay where they are as long as their processor i
 
 
 def background_threads() -> int:
-    """How many threads such work should have."""
+    """How many threads such work should have: as many as $WOODFROG_BACKGROUND_THREADS says, if it does. UsageError."""
+    if text := os.environ.get(THREADS_VARIABLE):
+        if not text.isdecimal() or int(text) == 0:
+            raise UsageError(f"{THREADS_VARIABLE}={text!r} is not a number of threads", advice="at least 1")
+        return min(int(text), len(os.sched_getaffinity(0)))
     return max(1, len(os.sched_getaffinity(0)) // _SHARE)
+
+
+def background_rate() -> int:
+    """How many bytes a second such work may copy out of each GPU, as $WOODFROG_BACKGROUND_RATE says; 0: no bound.
+    UsageError."""
+    text = os.environ.get(RATE_VARIABLE)
+    return parse_size(text) if text else 0
+
+
+def require_settings() -> None:
+    """UsageError now rather than in the middle of a checkpoint."""
+    background_threads()
+    background_rate()
 
 
 def give_way() -> None:

@@ -366,9 +366,10 @@ def drain_pieces(
     progress: Progress,
     *,
     background: bool = False,
+    most_bytes_per_s: int = 0,
 ) -> None:
     """HBM → arena: these chunks (ascending, counted through the pieces) into the slots of `space` from `first_slot` on.
-    `background`: so that the copies of others go on beside it."""
+    `background`: so that the copies of others go on beside it; `most_bytes_per_s` of the GPU, 0: no bound."""
     from woodfrog._native import transfer
 
     done = 0
@@ -383,6 +384,7 @@ def drain_pieces(
             ranges,
             chunk_bytes=chunk_bytes,
             background=background,
+            most_bytes_per_s=most_bytes_per_s,
             progress=progress,
         )
         done += count

@@ -22,6 +22,7 @@ from woodfrog.image import chunks
 from woodfrog.image.chunks import Cut
 from woodfrog.image.writer import ImageWriter
 from woodfrog.operations import concurrent, room
+from woodfrog.operations.background import background_rate
 from woodfrog.operations.background import in_background as gently
 from woodfrog.operations.concurrent import Allowance, DeviceWay
 from woodfrog.operations.context import Arenas, Context
@@ -288,6 +289,7 @@ class PartIncrement:
                 self._chunk_bytes,
                 progress,
                 background=self._in_background(),
+                most_bytes_per_s=background_rate() if self._in_background() else 0,
             )
             staging.release_below(self._slots[end] if end < self._staged else staging.slots)
 

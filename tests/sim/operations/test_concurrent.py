@@ -291,6 +291,17 @@ def test_both_a_part_that_drains_first_and_copies_go_through_an_arena_too_small_
     bench.check()
 
 
+def test_a_drain_beside_a_target_that_runs_takes_no_more_than_it_may(make_product: Callable[..., Product]) -> None:
+    product = make_product(environment={"WOODFROG_BACKGROUND_RATE": "32M"})
+    target = product.scribbler()
+    filled(target, [8 * MIB] * 2)
+    memory = {address: bytes(content) for address, content in target.memory.items()}
+    result = product.checkpoint(target.process, cpu=False, concurrent="copy")
+    assert result["phases"]["drain"] >= 0.5
+    assert result["stall_parts"].get("data", 0.0) < 0.5, "the target waits for none of that"
+    check_images(product, {result["image"]: memory})
+
+
 @pytest.mark.parametrize("way", ["auto", "copy"])
 def test_memory_that_is_gone_after_all_makes_the_target_wait_or_the_checkpoint_fail(
     make_product: Callable[..., Product], tmp_path: Path, way: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import struct
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -268,3 +269,30 @@ def test_a_drain_cancelled_midway_stops_with_nothing_in_flight(view: View, fille
         pytest.fail("no drain was ever cancelled midway")
     memory.release()  # would raise if anything were still in flight
     view.arena.unregister()
+
+
+@pytest.mark.parametrize("gather", ["none", "kernel"])
+def test_it_takes_no_more_of_the_bus_than_it_may(view: View, filled: Filled, gather: str) -> None:
+    chunk, count = 64 * KIB, 128
+    content = noise(2 * count * chunk, 5)
+    pieces = [(memory, 0, len(content)) for memory in filled([content])]
+    begin_s = time.monotonic()
+    # Every other one, so that a kernel has something to gather, in buffers of 1 MiB.
+    check(
+        view, pieces, [content], list(range(0, 2 * count, 2)), [(AT, count * chunk)], chunk,
+        gather=gather, staging_bytes=MIB, most_bytes_per_s=16 * MIB,
+    )  # fmt: skip
+    assert time.monotonic() - begin_s >= count * chunk / (16 * MIB)
+
+
+def test_one_that_may_take_next_to_nothing_can_be_cancelled(view: View, filled: Filled) -> None:
+    content = noise(4 * MIB, 6)
+    (memory,) = filled([content])
+    progress = transfer.Progress()
+    cancel = threading.Timer(0.05, progress.cancel)
+    cancel.start()
+    with pytest.raises(transfer.CancelledError):
+        transfer.drain_chunks(
+            [(memory, 0, 4 * MIB)], packed(list(range(64))), view.arena, [(AT, 4 * MIB)], chunk_bytes=64 * KIB,
+            gather="kernel", staging_bytes=64 * KIB, most_bytes_per_s=1, progress=progress,
+        )  # fmt: skip
