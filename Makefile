@@ -26,6 +26,7 @@ demo: $(STAMP) $(PREFIX_CRIU)
 # In the order of their names, which puts the quick ones (unit) last: else files with few long tests would be left over.
 test: $(STAMP) $(PREFIX_CRIU) lint
 	$(PYTHON) -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+	$(PYTHON) scripts/sanitize.py
 
 unit: $(STAMP)
 	$(PYTHON) -m pytest tests/unit
@@ -41,7 +42,8 @@ format: $(STAMP)
 	$(VENV)/bin/ruff format .
 	$(PYTHON) scripts/clang_format.py
 
-# Interposer, keeper and transfer engine under AddressSanitizer, UBSan and ThreadSanitizer; not part of `make test` yet.
+# Interposer, keeper, transfer engine and woodfrog-enter under AddressSanitizer, UBSan and ThreadSanitizer: the end of
+# `make test`, alone.
 sanitize: $(STAMP)
 	$(PYTHON) scripts/sanitize.py
 

@@ -13,7 +13,7 @@ As the target sees it: `lost_s` is the time from its last step before the operat
 less what that many usual steps take, so it has the stall and what the drain and the writing slow down. What is usual is
 the mean of two medians, of CALM_STEPS steps before it and of as many behind it, when its store is gone. What that is
 worth is seen with --quiet-steps: `quiet_speed` is the speed of so many steps with nothing beside them, told in the
-same way.
+same way. `steps` has all of them.
 
 summary, the worse of the sizes: stall_beyond_floor_ms (the stall without the CPU side, less the driver's own calls in
 it; driver_s_… says what those took, which copies beside them may slow), gpu_stall_beyond_floor_ms (the same without the
@@ -160,6 +160,7 @@ def measure_woodfrog(
             before_s = after_s
             row = {**usual, **quiet, **woodfrog_row(target.log, call, marks, usual["usual_step_s"])}
             row["pool_mib"] = arguments.pool_mib
+            row["steps"] = steps(target.log, call.begin_s, marks)
             results.add(
                 kind="woodfrog", size_gib=size_gib, way=way, cpu=cpu, repetition=number, **row, **call.members()
             )
@@ -178,6 +179,15 @@ def lost_in_s(target: target_process.TargetRun, before_s: float, begin_s: float,
     """What an operation in that interval cost, which the steps before it took `before_s` for."""
     target.wait_more_steps(SETTLING_STEPS)
     return float(target.log.lost_s(begin_s, end_s, (before_s + calm_step_s(target)) / 2))
+
+
+def steps(log: target_process.Log, begin_s: float, marks: Marks) -> dict[str, Any]:
+    """For whoever asks later: each step from CALM_STEPS before the call to the last one, as the time of its end after
+    the call's begin, and when the phases ended by the same clock."""
+    ends = [line["time_s"] - begin_s for line in log.lines]
+    first = max(0, bisect.bisect_left(ends, 0.0) - CALM_STEPS - 1)
+    told = {phase: round(at - begin_s, 4) for (phase, what), at in marks.at.items() if what == "end"}
+    return {"ends_s": [round(end, 4) for end in ends[first:]], "phase_ends_s": told}
 
 
 def woodfrog_row(log: target_process.Log, call: woodfrog_calls.Timed, marks: Marks, usual_s: float) -> dict[str, Any]:

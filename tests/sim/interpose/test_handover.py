@@ -338,7 +338,7 @@ def test_descriptors_made_ahead_need_no_higher_limit_of_open_files(target_progra
 def test_many_handles_travel_in_as_few_packets_as_hold_them(target_program: Path, listener: Listener) -> None:
     """What the target waits for grows with its handles: a packet each would be a turn of two processes each."""
     with Target(target_program, listener.directory, WOODFROG_SIMGPU_MEMORY="3GiB") as target:
-        target.ask(f"alloc 700 {2 * MIB}")
+        target.ask(f"alloc 490 {2 * MIB}")  # three packets
         with listener.accept() as link:
             sent: list[str] = []
             received: list[str] = []
