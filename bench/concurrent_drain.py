@@ -32,6 +32,7 @@ from __future__ import annotations
 import bisect
 import os
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -118,7 +119,7 @@ def measure_woodfrog(
     results: harness.Results, budget: harness.Budget, budget_s: float, name: str, size_gib: float, arguments: Any
 ) -> dict[tuple[str, bool], list[dict[str, Any]]]:
     """Checkpoints in every way, with and without the CPU side, each once and again in `budget_s` seconds; their rows by
-    (way, cpu)."""
+    (way, cpu), the way with the background's setting where that is not the first one."""
     import woodfrog
 
     rows: dict[tuple[str, bool], list[dict[str, Any]]] = {}
@@ -128,18 +129,22 @@ def measure_woodfrog(
     with target_process.interposed(name, options(name, size_gib), arguments.work, log, env=env) as target:
         target.wait_start()
         share = harness.Budget(min(budget.left_s, budget_s))
-        # The first one of each size populates the arena: it is reported, as number 0, and not counted.
-        plan = [("auto", False, 0)]
-        plan += [
-            (way, cpu, n)
-            for n in range(1, arguments.repetitions + 1)
-            for cpu in arguments.cpu
-            for way in arguments.ways
-        ]
+        plan = []
+        for setting in arguments.background:
+            # The first one of a daemon populates the arena: it is reported, as number 0, and not counted.
+            plan += [(setting, "auto", False, 0)]
+            plan += [
+                (setting, way, cpu, n)
+                for n in range(1, arguments.repetitions + 1)
+                for cpu in arguments.cpu
+                for way in arguments.ways
+            ]
         before_s = calm_step_s(target)
-        for way, cpu, number in plan:
+        for setting, way, cpu, number in plan:
             if number > 1 and not share.allows(2 * longest_s):
-                break
+                continue
+            if number == 0 and len(arguments.background) > 1:
+                use_background(setting)
             quiet: dict[str, float | None] = {}
             if arguments.quiet_steps and number:
                 begin_s = time.time()
@@ -159,14 +164,25 @@ def measure_woodfrog(
             usual = {"before_step_s": before_s, "after_step_s": after_s, "usual_step_s": (before_s + after_s) / 2}
             before_s = after_s
             row = {**usual, **quiet, **woodfrog_row(target.log, call, marks, usual["usual_step_s"])}
-            row["pool_mib"] = arguments.pool_mib
+            row |= {"pool_mib": arguments.pool_mib, "background": setting}
             row["steps"] = steps(target.log, call.begin_s, marks)
             results.add(
                 kind="woodfrog", size_gib=size_gib, way=way, cpu=cpu, repetition=number, **row, **call.members()
             )
             if number:
-                rows.setdefault((way, cpu), []).append(row)
+                label = way if setting == arguments.background[0] else f"{way}_background_{setting or 'usual'}"
+                rows.setdefault((label, cpu), []).append(row)
     return rows
+
+
+def use_background(setting: str) -> None:
+    """A new daemon at the next call, with these bounds of what it does beside a target that runs: THREADS[:RATE]."""
+    threads, _, rate = setting.partition(":")
+    for variable, text in (("WOODFROG_BACKGROUND_THREADS", threads), ("WOODFROG_BACKGROUND_RATE", rate)):
+        os.environ.pop(variable, None)
+        if text:
+            os.environ[variable] = text
+    subprocess.run([sys.executable, "-m", "woodfrog", "daemon", "stop"], check=True, stdout=subprocess.DEVNULL)
 
 
 def calm_step_s(target: target_process.TargetRun) -> float:
@@ -352,6 +368,10 @@ def main() -> int:
     parser.add_argument("--sizes-gib", type=float, nargs="+", default=[16.0, 64.0], help="in order of importance")
     parser.add_argument("--target", choices=("train_gpt2", "sparse_writes"), help="the second runs without torch")
     parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument(
+        "--background", nargs="+", default=[""], metavar="THREADS[:RATE]",
+        help="WOODFROG_BACKGROUND_THREADS and _RATE, one after the other; the first one is the summary's",
+    )  # fmt: skip
     parser.add_argument("--quiet-steps", type=int, default=0, help="before each checkpoint; 0: none")
     parser.add_argument(
         "--cpu", type=lambda text: text == "yes", nargs="+", default=[False, True], metavar="yes|no",
