@@ -225,7 +225,8 @@ daemon_started=0
 start_daemon() {
     ((daemon_started)) && return 0
     daemon_started=1
-    stage daemon 60 "$python" -m woodfrog daemon start --arena "${ARENA:-40G}"
+    export WOODFROG_ARENA=${ARENA:-40G} # also of daemons that benches start again
+    stage daemon 60 "$python" -m woodfrog daemon start
 }
 
 # bench SCRIPT SECONDS FOR_THE_END [OPTION...] : the stage $name, for at most NAME_S seconds (SECONDS if that is not set); it
