@@ -65,7 +65,7 @@ class Noise:
         """Which process makes it; none: nobody."""
         if self.name == "none":
             return ""
-        return "gpu" if self.name.startswith(("drain", "copy_", "kernels")) else "cpu"
+        return "gpu" if self.name.startswith(("drain", "copy_", "kernels", "releases")) else "cpu"
 
     @property
     def label(self) -> str:
@@ -96,6 +96,7 @@ PLAN = (
     Noise("copy_32mib"),
     Noise("copy_4mib"),
     Noise("kernels"),
+    Noise("releases"),
     Noise("none", placement="half"),
     Noise("memcpy", 8),
     Noise("writer", 16),

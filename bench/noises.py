@@ -22,6 +22,8 @@ The GPU's, by a process with a context of its own:
 * copy_32mib, copy_4mib   to pinned memory in pieces of that size, two streams; the thread that waits for them spins, as
                the driver has it, where the drain's sleeps
 * kernels      a kernel of one thread every millisecond
+* releases     memory of 256 MiB made, mapped, unmapped and released forty times a second, as the copy that drains at
+               10 GB/s is given back
 """
 
 from __future__ import annotations
@@ -54,6 +56,7 @@ SHA_BYTES = 1 << 20
 PIECE_BYTES = 8 << 20
 IN_FLIGHT = 4  # copies of each stream
 KERNEL_EVERY_S = 1e-3
+RELEASED_BYTES, RELEASE_EVERY_S = 256 << 20, 0.025
 KERNEL = b""".version 6.3
 .target sm_75
 .address_size 64
@@ -197,7 +200,7 @@ class Cpu:
 
 
 class Gpu:
-    """The GPU's noises. Each returns the bytes that it has copied; `kernels` none. Made in a context."""
+    """The GPU's noises. Each returns the bytes that it has copied; `kernels` and `releases` none. Made in a context."""
 
     def __init__(self, size_bytes: int) -> None:
         from woodfrog._native import transfer
@@ -264,6 +267,18 @@ class Gpu:
             driver_call("cuLaunchKernel", self._kernel, 1, 1, 1, 1, 1, 1, 0, self._streams[0], 0, 0)
             driver_call("cuStreamSynchronize", self._streams[0])
             time.sleep(KERNEL_EVERY_S)
+
+        return deadline.until(one)
+
+    def releases(self, threads: int, deadline: Deadline, end: ExitStack) -> int:
+        from woodfrog._native import transfer
+
+        device = transfer.Device(0)
+
+        def one() -> None:
+            (memory,) = device.create_memories([RELEASED_BYTES])
+            memory.release()
+            time.sleep(RELEASE_EVERY_S)
 
         return deadline.until(one)
 
