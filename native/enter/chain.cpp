@@ -13,6 +13,7 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
+#include "extended_state.hpp"
 #include "remote.hpp"
 #include "report.hpp"
 
@@ -36,7 +37,7 @@ constexpr std::size_t most_code_bytes = std::size_t{8} << 20;
 struct SignalContext {
     std::uint64_t r8, r9, r10, r11, r12, r13, r14, r15, rdi, rsi, rbp, rbx, rdx, rax, rcx, rsp, rip, rflags;
     std::uint16_t cs, gs, fs, ss;
-    std::uint64_t error, trap, old_mask, fault_address, floats, reserved[8];
+    std::uint64_t error, trap, old_mask, fault_address, extended_state, reserved[8];
 };
 struct Frame {
     std::uint64_t return_address;
@@ -48,20 +49,17 @@ struct Frame {
     std::uint64_t signal_mask;
 };
 static_assert(sizeof(SignalContext) == 256 && sizeof(Frame) == 8 + 40 + 256 + 8);
-static_assert(sizeof(user_fpregs_struct) == 512);
 
-constexpr std::uint64_t with_stack_segment = 0x6; // UC_SIGCONTEXT_SS | UC_STRICT_RESTORE_SS
+constexpr std::uint64_t frame_flags = 0x7; // UC_FP_XSTATE | UC_SIGCONTEXT_SS | UC_STRICT_RESTORE_SS
 // No valid flags of a signal stack: the kernel leaves the thread's as it is (restore_altstack takes only EFAULT amiss).
 constexpr std::uint32_t keep_signal_stack = 0x7fffffff;
 constexpr std::size_t red_zone_bytes = 128; // below the stack pointer code may keep data (x86-64 ABI)
-constexpr std::size_t behind_magic =
-    464; // of the FXSAVE area: without a magic number there the rest is taken as initial
 
-Frame frame_of(const Context &context, const Chain &chain, std::uintptr_t floats) {
+Frame frame_of(const Context &context, const Chain &chain, std::uintptr_t extended_state) {
     const user_regs_struct &from = context.registers;
     Frame frame{};
     frame.return_address = chain.signal_return;
-    frame.flags = with_stack_segment;
+    frame.flags = frame_flags;
     frame.stack_flags = keep_signal_stack;
     SignalContext &to = frame.context;
     to.r8 = from.r8, to.r9 = from.r9, to.r10 = from.r10, to.r11 = from.r11;
@@ -71,7 +69,7 @@ Frame frame_of(const Context &context, const Chain &chain, std::uintptr_t floats
     to.rip = from.rip, to.rflags = from.eflags;
     to.cs = static_cast<std::uint16_t>(from.cs);
     to.ss = static_cast<std::uint16_t>(from.ss);
-    to.floats = floats;
+    to.extended_state = extended_state;
     to.rax = context.begins_anew.value_or(from.rax);
     frame.signal_mask = context.signal_mask;
     return frame;
@@ -124,8 +122,8 @@ std::optional<Chain> Chain::find(pid_t pid, std::string &why_not) {
 namespace {
 
 bool read_all(pid_t tid, Context &context) {
-    return ptrace(PTRACE_GETREGS, tid, nullptr, &context.registers) == 0 &&
-           ptrace(PTRACE_GETFPREGS, tid, nullptr, &context.floats) == 0 &&
+    context.extended_state = read_extended_state(tid);
+    return !context.extended_state.empty() && ptrace(PTRACE_GETREGS, tid, nullptr, &context.registers) == 0 &&
            ptrace(PTRACE_GETSIGMASK, tid, reinterpret_cast<void *>(sizeof context.signal_mask), &context.signal_mask) ==
                0;
 }
@@ -159,12 +157,11 @@ namespace {
 // the system call `number` and comes back to `context`. False when nothing was changed.
 bool begin_call(pid_t pid, pid_t tid, const Chain &chain, const Context &context, long number,
                 const Arguments &arguments) {
-    user_fpregs_struct floats = context.floats;
-    std::memset(reinterpret_cast<char *>(&floats) + behind_magic, 0, sizeof floats - behind_magic);
-    const std::uintptr_t floats_at = (context.registers.rsp - red_zone_bytes - sizeof floats) & ~std::uintptr_t{63};
-    const std::uintptr_t frame_at = (floats_at - sizeof(Frame)) & ~std::uintptr_t{15};
-    const Frame frame = frame_of(context, chain, floats_at);
-    if (!write_memory(pid, floats_at, &floats, sizeof floats) || !write_memory(pid, frame_at, &frame, sizeof frame))
+    const std::vector<unsigned char> &state = context.extended_state;
+    const std::uintptr_t state_at = (context.registers.rsp - red_zone_bytes - state.size()) & ~std::uintptr_t{63};
+    const std::uintptr_t frame_at = (state_at - sizeof(Frame)) & ~std::uintptr_t{15};
+    const Frame frame = frame_of(context, chain, state_at);
+    if (!write_memory(pid, state_at, state.data(), state.size()) || !write_memory(pid, frame_at, &frame, sizeof frame))
         return false;
     fault_point("frame_written");
     user_regs_struct registers = context.registers;

@@ -13,6 +13,7 @@
 #include <optional>
 #include <string>
 #include <sys/types.h>
+#include <vector>
 
 #if defined(__x86_64__)
 #include <sys/user.h>
@@ -40,7 +41,7 @@ struct Chain {
 // The thread as it is to be afterwards.
 struct Context {
     user_regs_struct registers{};
-    user_fpregs_struct floats{};
+    std::vector<unsigned char> extended_state; // see extended_state.hpp
     std::uint64_t signal_mask = 0;
     // Of a call with a time limit that was interrupted: its number. A signal return makes the kernel forget how far it
     // was, so a thread that is let go in the middle begins it anew.
@@ -48,8 +49,8 @@ struct Context {
 };
 
 // Of a thread in a ptrace stop of ours, which stands behind a system call that it made. False when the kernel does not
-// tell, and where it is in none, or comes back from a signal's handler (rt_sigreturn is a call as well): then its
-// vector registers are in use, of which the frame has only a part.
+// tell, and where it is in none, or comes back from a signal's handler (rt_sigreturn is a call as well): then it stands
+// anywhere in its code.
 bool read_context(pid_t tid, Context &context);
 
 // Of a thread that PTRACE_INTERRUPT has stopped in a system call: as if it were about to make that call, which it then

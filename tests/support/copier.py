@@ -29,11 +29,6 @@ class Copier(OrderedProgram):
         environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
         super().__init__([str(program), str(driver), *["fresh"] * fresh], env=environment)
 
-    def ask(self, letter: str) -> str:
-        """One order, and its answer."""
-        self.order(letter)
-        return self.line()
-
     def check(self) -> None:
         """A round of the driver's copies, every byte compared."""
         assert self.ask("c") == "right"

@@ -24,3 +24,8 @@ class OrderedProgram:
         assert self.process.stdin is not None
         self.process.stdin.write(letter)
         self.process.stdin.flush()
+
+    def ask(self, letter: str) -> str:
+        """One order, and its answer."""
+        self.order(letter)
+        return self.line()

@@ -1,6 +1,14 @@
-// What a driver does at a checkpoint, as far as woodfrog-enter sees it: for every byte "m" of its input a thread maps
+// What a driver does at a checkpoint, as far as woodfrog-enter sees it: for every byte of its input a thread maps
 // populated memory, checks that it is clear, fills it, checks it, looks whether its registers and its signal mask are
-// as they were, and unmaps it. Prints "ready PID TID" first and "right" or what was wrong for each round.
+// as they were, and unmaps it. Prints "ready PID TID" first and "right" or what was wrong for each round. The byte says
+// how the memory is mapped:
+//
+//     m   by the C library
+//     y   by an instruction inline, with something in all of the registers YMM0 to YMM15 across it
+//     z   … ZMM0 to ZMM31 and K0 to K7
+//     p   … PKRU: a protection key that nobody has is denied
+//
+// "none" is the answer where the processor has no such registers.
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
@@ -8,10 +16,12 @@
 #include <cstring>
 #include <pthread.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <thread>
 #include <unistd.h>
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <xmmintrin.h>
 #endif
 
@@ -34,11 +44,106 @@ sigset_t mask() {
     return now;
 }
 
-const char *round(std::size_t size) {
+constexpr int protection = PROT_READ | PROT_WRITE;
+constexpr int kind = MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE;
+
+void *map(std::size_t size, const char *&) {
+    return mmap(nullptr, size, protection, kind, -1, 0);
+}
+
+#if defined(__x86_64__)
+
+// The instruction, with what is before it and behind it in the same piece of code: in RBX and R12 stand what it may
+// read and write.
+#define WOODFROG_INLINE_MAP(before, behind, in, out)                                                                   \
+    register long r10 asm("r10") = kind;                                                                               \
+    register long r8 asm("r8") = -1;                                                                                   \
+    register long r9 asm("r9") = 0;                                                                                    \
+    register void *r12 asm("r12") = out;                                                                               \
+    long result;                                                                                                       \
+    long third = protection;                                                                                           \
+    asm volatile(before "\n\tmovl %[number], %%eax\n\tmovl %[protection], %%edx\n\tsyscall\n\t" behind                 \
+                 : "=&a"(result), "+d"(third)                                                                          \
+                 : [number] "i"(SYS_mmap), [protection] "i"(protection), "D"(0), "S"(size), "r"(r10), "r"(r8),         \
+                   "r"(r9), "b"(in), "r"(r12)                                                                          \
+                 : "rcx", "r11", "memory", "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7",       \
+                   "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15")
+
+void fill(unsigned char *bytes, std::size_t size) {
+    for (std::size_t at = 0; at < size; at++)
+        bytes[at] = static_cast<unsigned char>(at * 7 + 1);
+}
+
+void *map_with_ymm(std::size_t size, const char *&wrong) {
+    unsigned char in[16 * 32], out[16 * 32] = {};
+    fill(in, sizeof in);
+    WOODFROG_INLINE_MAP(".irp i,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15\n\tvmovdqu 32*\\i(%%rbx), %%ymm\\i\n\t.endr",
+                        ".irp i,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15\n\tvmovdqu %%ymm\\i, 32*\\i(%%r12)\n\t.endr\n\t"
+                        "vzeroupper",
+                        in, out);
+    wrong = memcmp(in, out, sizeof in) == 0 ? nullptr : "a YMM register is wrong";
+    return reinterpret_cast<void *>(result);
+}
+
+void *map_with_zmm(std::size_t size, const char *&wrong) {
+    unsigned char in[32 * 64 + 8 * 2], out[32 * 64 + 8 * 2] = {};
+    fill(in, sizeof in);
+    WOODFROG_INLINE_MAP(
+        ".irp i,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31\n\t"
+        "vmovdqu64 64*\\i(%%rbx), %%zmm\\i\n\t.endr\n\t"
+        ".irp i,0,1,2,3,4,5,6,7\n\tkmovw 2048+2*\\i(%%rbx), %%k\\i\n\t.endr",
+        ".irp i,0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31\n\t"
+        "vmovdqu64 %%zmm\\i, 64*\\i(%%r12)\n\t.endr\n\t"
+        ".irp i,0,1,2,3,4,5,6,7\n\tkmovw %%k\\i, 2048+2*\\i(%%r12)\n\t.endr\n\tvzeroupper",
+        in, out);
+    wrong = memcmp(in, out, sizeof in) == 0 ? nullptr : "a ZMM or a mask register is wrong";
+    return reinterpret_cast<void *>(result);
+}
+
+void *map_with_pkru(std::size_t size, const char *&wrong) {
+    std::uint32_t before[3]; // as it was; as it is to be; as it is afterwards
+    asm volatile("xorl %%ecx, %%ecx\n\trdpkru" : "=a"(before[0]) : : "ecx", "edx");
+    before[1] = before[0] ^ 3u << 26; // of key 13
+    WOODFROG_INLINE_MAP("movl 4(%%rbx), %%eax\n\txorl %%ecx, %%ecx\n\txorl %%edx, %%edx\n\twrpkru",
+                        "movq %%rax, %%r8\n\txorl %%ecx, %%ecx\n\trdpkru\n\tmovl %%eax, 8(%%r12)\n\t"
+                        "movl (%%rbx), %%eax\n\txorl %%edx, %%edx\n\twrpkru\n\tmovq %%r8, %%rax",
+                        before, before);
+    wrong = before[2] == before[1] ? nullptr : "the register of the protection keys is wrong";
+    return reinterpret_cast<void *>(result);
+}
+
+bool has_protection_keys() {
+    unsigned a, b, c = 0, d;
+    return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (c >> 4 & 1) != 0; // the kernel uses them
+}
+
+#endif
+
+using Map = void *(*)(std::size_t size, const char *&wrong);
+
+// Nothing where there are no such registers.
+Map map_of(char order) {
+#if defined(__x86_64__)
+    switch (order) {
+    case 'y':
+        return __builtin_cpu_supports("avx") ? map_with_ymm : nullptr;
+    case 'z':
+        return __builtin_cpu_supports("avx512f") ? map_with_zmm : nullptr;
+    case 'p':
+        return has_protection_keys() ? map_with_pkru : nullptr;
+    }
+#endif
+    return order == 'm' ? map : nullptr;
+}
+
+const char *round(std::size_t size, Map make) {
     const sigset_t mask_before = mask();
     const unsigned word_before = control_word();
-    void *memory = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-    if (memory == MAP_FAILED || memory == nullptr)
+    const char *wrong = nullptr;
+    void *memory = make(size, wrong);
+    if (wrong != nullptr)
+        return wrong;
+    if (reinterpret_cast<std::intptr_t>(memory) < 0 || memory == nullptr)
         return "the mapping is wrong";
     if (control_word() != word_before)
         return "a control register is wrong";
@@ -74,7 +179,8 @@ int main(int count, char **words) {
         std::printf("ready %d %d\n", getpid(), gettid());
         std::fflush(stdout);
         for (char byte; read(STDIN_FILENO, &byte, 1) == 1;) {
-            std::puts(round(size));
+            const Map make = map_of(byte);
+            std::puts(make == nullptr ? "none" : round(size, make));
             std::fflush(stdout);
         }
     }).join();

@@ -85,6 +85,28 @@ def test_a_visitor_killed_anywhere_leaves_the_thread_on_its_way(
     target.check_free()
 
 
+@pytest.mark.skipif(not X86, reason="nothing is entered here, so there is nothing to be killed in")
+@pytest.mark.parametrize("order", ["y", "z", "p"])
+@pytest.mark.parametrize("point", ["", *FAULTS])
+def test_a_call_made_inline_keeps_its_wide_registers_wherever_the_visitor_is_killed(
+    mapper: Callable[..., Mapper], monkeypatch: pytest.MonkeyPatch, point: str, order: str
+) -> None:
+    """YMM; ZMM and masks; protection keys: what a signal's frame has beside the x87 and SSE registers."""
+    target = mapper(80)
+    if target.ask(order) == "none":
+        pytest.skip(f"this processor has no registers for order {order!r} of mapper.cpp")
+    if point:
+        monkeypatch.setenv("WOODFROG_ENTER_FAULT", point)
+    with Entered(target.pid, [target.thread], populate_threads=1) as visitor:
+        assert target.ask(order) == "right"
+        assert visitor._process is not None
+        if point:
+            assert visitor._process.wait(10) == -signal.SIGKILL, "the point was not come to"
+    assert point or len(visitor.visit.mappings) == 1
+    assert target.ask(order) == "right"
+    target.check_free()
+
+
 def test_a_target_that_is_killed_in_the_middle_is_told(mapper: Callable[..., Mapper]) -> None:
     target = mapper(1536)
     with Entered(target.pid, [target.thread], populate_threads=1, wait=True) as visitor:
