@@ -24,6 +24,18 @@ constexpr const char *thread_name = "woodfrog-copy";
 constexpr double end_wait_s = 1.0;
 constexpr const char *no_thread = "no thread of the driver stood where it could make calls for it";
 
+// "WFCOPY02" of such a magic number, whatever version's; empty of another one.
+std::string version_of(std::uint64_t magic) {
+    std::string text(sizeof magic, '\0');
+    std::memcpy(text.data(), &magic, sizeof magic);
+    const auto is_digit = [](char one) { return one >= '0' && one <= '9'; };
+    return text.starts_with("WFCOPY") && is_digit(text[6]) && is_digit(text[7]) ? text : "";
+}
+
+std::string of_another_version(const std::string &version) {
+    return "code of another version of woodfrog (" + version + ") is in it: its driver copies alone";
+}
+
 } // namespace
 
 Copies::Copies(pid_t pid, unsigned threads, bool restores, std::uint64_t idle_s)
@@ -69,8 +81,11 @@ Copies::Place Copies::look() {
     stacks_mapped_ = reached == end;
     blob::Facts found{};
     if (code.end != blob::facts_at || code.writable || !code.executable ||
-        (reached != blob::stacks_at && reached != end) || !read_memory(pid_, blob::place, &header_, sizeof header_) ||
-        header_.magic != blob::magic || header_.copy_at >= blob::code_bytes || header_.help_at >= blob::code_bytes ||
+        (reached != blob::stacks_at && reached != end) || !read_memory(pid_, blob::place, &header_, sizeof header_))
+        return Place::foreign;
+    if (header_.magic != blob::magic && !version_of(header_.magic).empty())
+        return Place::other_version;
+    if (header_.magic != blob::magic || header_.copy_at >= blob::code_bytes || header_.help_at >= blob::code_bytes ||
         !read_memory(pid_, blob::facts_at, &found, sizeof found))
         return Place::foreign;
     found.idle_s = facts_.idle_s;
@@ -116,6 +131,8 @@ void Copies::end(const Caller &caller) {
 std::string Copies::clean(const Caller &caller, Place found) {
     if (found == Place::foreign)
         return "something of its own lies where woodfrog would put its code, or what an earlier visit left is damaged";
+    if (found == Place::other_version)
+        return of_another_version(version_of(header_.magic));
     if (found == Place::unfinished) { // it was no code yet, so nobody is in it
         const std::int64_t result = caller(SYS_munmap, {blob::place, blob::kept_bytes}).value();
         cleaned_ = result >= 0;
@@ -231,6 +248,21 @@ std::size_t Copies::threads_at_work() const {
 bool Copies::is_led_here() const {
     std::uint64_t value = 0;
     return facts_.slot != 0 && read_memory(pid_, facts_.slot, &value, sizeof value) && contains(value);
+}
+
+// Why nobody is to come between the driver and what its reference leads to; empty if that is a file's code. Other code
+// may be taken away at any time, and another version's brings the reference back only if it finds its own in it.
+std::string Copies::led_elsewhere() const {
+    for (const Mapping &one : mappings(pid_)) {
+        if (facts_.replaced < one.begin || facts_.replaced >= one.end || one.path.starts_with("/"))
+            continue;
+        blob::Header header{};
+        const bool read = read_memory(pid_, one.begin, &header, sizeof header);
+        const std::string version = read ? version_of(header.magic) : "";
+        return version.empty() ? "its driver's reference to memcpy leads to code that is no file's"
+                               : of_another_version(version);
+    }
+    return "";
 }
 
 bool Copies::contains(std::uintptr_t address) const {

@@ -70,8 +70,9 @@ class Copies {
 
   private:
     enum class State { nothing, waiting, in, over };
-    // What lies at our address: code that was put there but not finished, code as it is to be, or what is none of ours.
-    enum class Place { empty, unfinished, ready, foreign };
+    // What lies at our address: code that was put there but not finished, code as it is to be, code of a version that
+    // lies there as well (none should), or what is none of ours.
+    enum class Place { empty, unfinished, ready, other_version, foreign };
 
     Place look();
     bool is_at_work();
@@ -92,6 +93,7 @@ class Copies {
     bool wait_for_ends() const;
     std::size_t threads_at_work() const;
     bool is_led_here() const;
+    std::string led_elsewhere() const;
     bool write_control(std::size_t member, const void *from, std::size_t size) const;
     void write_range(std::size_t number) const;
 

@@ -101,6 +101,8 @@ std::string Copies::come(const Caller &caller, const Filters &filters, bool read
         return changed;
     if (!is_resolved(pid_, facts_.replaced))
         return "its driver has not called memcpy yet";
+    if (std::string reason = led_elsewhere(); !reason.empty())
+        return reason;
 
     std::string reason = ready ? "" : put_code(caller);
     if (!reason.empty())

@@ -8,8 +8,8 @@
 //
 // Code, facts and control stay in the process once its driver was led there: a thread may have been interrupted by a
 // signal on its way through, and come back at any time. So the next visit finds them, and they must fit: whoever
-// changes what lies here, or what the code does, gives it another `magic` and another `place`. A process may then have
-// both.
+// changes what lies here, or what the code does, gives it another `magic` and another `place`, and adds a line to
+// versions.txt, which a test demands (tests/unit/native/test_enter_blob.py). A process may then have both.
 #pragma once
 
 #include <cstddef>

@@ -96,6 +96,7 @@ class Library:
 
 RIGHT = Library()
 NOWHERE = (1 << 63) - 4096
+OTHER_PLACE = PLACE - (1 << 20)  # of another version (copier.cpp, order h)
 WRONG = {
     "no head": replace(RIGHT, magic=b"\x7fELG\x02\x01\x01"),
     "32 bits": replace(RIGHT, magic=b"\x7fELF\x01\x01\x01"),
@@ -134,8 +135,8 @@ def running(program: str, *arguments: object) -> Iterator[subprocess.Popen[str]]
             process.kill()
 
 
-def copies_of(pid: int, helpers: int = 2) -> Copies:
-    with Entered(pid, [pid], populate_threads=0, copy_threads=helpers) as visitor:
+def copies_of(pid: int, helpers: int = 2, step: str = "checkpoint") -> Copies:
+    with Entered(pid, [pid], populate_threads=0, copy_threads=helpers, step=step) as visitor:
         pass
     (copies,) = visitor.visit.copies
     return copies
@@ -201,6 +202,44 @@ def test_leftovers_that_were_changed_are_told_and_left(
     target.check()
     with Entered(target.pid, [target.thread], populate_threads=0, copy_threads=2):
         wait_until(lambda: target.helpers() == 2, "threads that help")
+    target.check_clean()
+
+
+def test_code_of_another_version_is_told_and_left_to_itself(
+    copier: Callable[..., Copier], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a killed visitor of an older woodfrog leaves: the driver copies through that code, and would again after us,
+    with nobody there any more who brings the reference back. Once it leads to the C library again nothing is in the way."""
+    target = copier()
+    assert copies_of(target.pid).reason == ""
+    slot = read_word(target.pid, FACTS)
+    before = read_word(target.pid, slot)
+    assert target.ask("h") == "right"
+    assert copies_of(target.pid).reason == ""  # it lies there, and nobody is led to it
+    write_word(target.pid, slot, OTHER_PLACE + 16)
+    for step in ("checkpoint", "restore"):
+        copies = copies_of(target.pid, step=step)
+        assert copies.threads == copies.copies == 0
+        expected = "(WFCOPY01) is in it: its driver copies alone" if step == "checkpoint" else "was not seen"
+        assert expected in copies.reason
+        assert read_word(target.pid, slot) == OTHER_PLACE + 16
+        target.check_clean()
+    write_word(target.pid, OTHER_PLACE, 0)
+    assert "leads to code that is no file's" in copies_of(target.pid).reason
+    target.check_clean()
+    write_word(target.pid, slot, before)
+    assert copies_of(target.pid).reason == ""
+    target.check_clean()
+
+
+def test_code_of_another_version_at_the_same_place_is_told(copier: Callable[..., Copier]) -> None:
+    """There is none: another version has another place (tests/unit/native/test_enter_blob.py)."""
+    target = copier()
+    assert copies_of(target.pid).reason == ""
+    write_word(target.pid, PLACE, int.from_bytes(b"WFCOPY77", "little"))
+    copies = copies_of(target.pid)
+    assert "another version of woodfrog (WFCOPY77) is in it: its driver copies alone" in copies.reason
+    assert copies.copies == 0
     target.check_clean()
 
 
