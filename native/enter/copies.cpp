@@ -125,6 +125,8 @@ void Copies::end(const Caller &caller) {
         write_memory(pid_, blob::facts_at + offsetof(blob::Facts, ranges), none, sizeof none);
     }
     reason_ = remove(caller);
+    if (reason_.empty())
+        reason_ = fewer_;
 }
 
 // What an earlier visit left. Only the process itself can have changed it, and only it would suffer.

@@ -109,6 +109,7 @@ class Copies {
     std::vector<std::uint64_t> drivers_;
     std::size_t ranges_ = 0; // of `memory_` that were used
     std::string reason_;
+    std::string fewer_;                                             // why not all threads could be started
     std::size_t threads_ = 0;                                       // that helped
     std::uint64_t copies_ = 0, copied_bytes_ = 0, slow_copies_ = 0; // that were shared
     bool cleaned_ = false;                                          // something was left at work, and is not any more

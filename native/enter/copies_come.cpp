@@ -209,7 +209,17 @@ std::string Copies::start_threads(const Caller &caller) {
             fault_point("copy_first_thread");
     }
     fault_point("copy_threads");
-    return helpers_.empty() ? cannot("it gets no threads that copy", -error) : "";
+    if (helpers_.size() == wanted_)
+        return "";
+    const std::string limits = error == EAGAIN ? " (RLIMIT_NPROC, or pids.max of its control groups)" : "";
+    if (helpers_.empty())
+        return cannot("it gets no threads that copy", -error) + limits;
+    fewer_ = cannot(("it gets only " + std::to_string(helpers_.size()) + " of " + std::to_string(wanted_) +
+                     " threads that copy")
+                        .c_str(),
+                    -error) +
+             limits;
+    return "";
 }
 
 // A new thread, which stands before its first instruction; 0 with errno in `error` when there is none to be had.

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from woodfrog._native import paths
 from woodfrog.driver.limits import processors_of, threads_left
@@ -50,9 +50,17 @@ class Populated:
     took_s: float = 0.0
 
 
+class Helpers(NamedTuple):
+    """How many threads are to help with the driver's copies; `reason`: why they are fewer than would be good."""
+
+    count: int
+    reason: str = ""
+
+
 @dataclass(frozen=True)
 class Copies:
-    """What threads in the process did for one step of the driver. `reason`: why nothing, or why not all is gone."""
+    """What threads in the process did for one step of the driver. `reason`: why nothing, why they were fewer than they
+    should be, or why not all is gone."""
 
     step: str  # checkpoint, restore
     threads: int = 0
@@ -104,7 +112,7 @@ class Entered:
         threads: Sequence[int] = (),
         *,
         populate_threads: int | None = None,
-        copy_threads: int | None = None,
+        copy_threads: int | Helpers | None = None,
         wait: bool = False,
         record: bool = False,
         least_bytes: int = LEAST_BYTES,
@@ -118,11 +126,14 @@ class Entered:
         self._command = [str(paths.enter()), "--populate", str(populate_threads), "--least", str(least_bytes)]
         if copy_threads is None:
             copy_threads = wanted_copy_threads(threads, beside)
-        self._command += ["--copy", str(copy_threads)] * (copy_threads > 0)
+        helpers = Helpers(copy_threads) if isinstance(copy_threads, int) else copy_threads
+        self._command += ["--copy", str(helpers.count)] * (helpers.count > 0)
         self._command += ["--restore"] * (step == "restore") + ["--wait"] * wait + ["--record"] * record
         self._command += [str(number) for number in (pid, *threads)]
         self._enters = populate_threads > 0
-        self._copies = copy_threads > 0
+        self._copies = helpers.count > 0
+        self._fewer = helpers.reason
+        self._only_tells = helpers.reason != "" and not (self._enters or self._copies or record)
         self._step = step
         self._pid = pid
         self._process: subprocess.Popen[str] | None = None
@@ -132,6 +143,9 @@ class Entered:
     def __enter__(self) -> Entered:
         if os.environ.get(SWITCH) == "0":
             self.visit = Visit(reason=f"{SWITCH} is 0")
+            return self
+        if self._only_tells:  # and nobody is stopped for it
+            self.visit = Visit(copies=[Copies(self._step, reason=self._fewer)])
             return self
         try:
             # Its own session: signals of a terminal reach it by the end of its input alone.
@@ -204,15 +218,18 @@ class Entered:
         return Visit(
             threads=len(attached[0]["threads"]) if attached else 0,
             mappings=mappings,
-            copies=[self._copied(late)] if self._copies else [],
+            copies=[self._copied(late)] if self._copies or self._fewer else [],
             stops=detached[0]["stops"] if detached else 0,
             stopped_s=detached[0]["stopped_s"] if detached else 0.0,
             reason=self._reason(attached, mappings, late),
         )
 
     def _copied(self, late: bool) -> Copies:
+        if not self._copies:
+            return Copies(self._step, reason=self._fewer)
         if told := self.named("copies"):
             kept = {name: told[0][name] for name in ("threads", "copies", "copied_bytes", "slow_copies", "reason")}
+            kept["reason"] = kept["reason"] or self._fewer
             return Copies(self._step, **kept)
         if late:
             return Copies(self._step, reason="woodfrog-enter did not end by itself")
@@ -267,24 +284,37 @@ def restore_entered(pid: int, beside: int = 1) -> Entered | None:
     if os.environ.get(SWITCH) == "0" or os.environ.get(COPIES) == "0":
         return None
     threads = driver_threads(pid)
-    if (wanted := wanted_copy_threads(threads, beside)) == 0:
+    if (wanted := wanted_copy_threads(threads, beside)) == Helpers(0):
         return None  # so nobody is stopped for it
     return Entered(pid, threads, populate_threads=0, copy_threads=wanted, step="restore")
 
 
-def wanted_copy_threads(threads: Sequence[int], beside: int = 1) -> int:
+def wanted_copy_threads(threads: Sequence[int], beside: int = 1) -> Helpers:
     """What the environment says, else some of the processors that the driver's thread may use: of `beside` processes
-    each has its part. 0 where there are no `threads` of the driver's: copies of no others are shared."""
+    each has its part; fewer where the process could then hardly start threads of its own. None where there are no
+    `threads` of the driver's: copies of no others are shared."""
     if not threads:
-        return 0
+        return Helpers(0)
     if not (text := os.environ.get(COPIES, "")):
-        wanted = min(DEFAULT_COPY_THREADS, int(processors_of(threads[0]) / 2 / beside))
-        return wanted if threads_left(threads[0]) >= wanted + SPARE_THREADS else 0
+        return _allowed(threads[0], min(DEFAULT_COPY_THREADS, int(processors_of(threads[0]) / 2 / beside)))
     try:
-        return max(0, min(MOST_COPY_THREADS, int(text)))
+        return Helpers(max(0, min(MOST_COPY_THREADS, int(text))))
     except ValueError:
         log.warning("%s is no number: %r", COPIES, text)
-        return 0
+        return Helpers(0)
+
+
+def _allowed(tid: int, wanted: int) -> Helpers:
+    """`wanted`, or as many as leave the process what it may want to start itself."""
+    left = threads_left(tid)
+    if wanted == 0 or left.count >= wanted + SPARE_THREADS:
+        return Helpers(wanted)
+    count = max(0, int(left.count) - SPARE_THREADS)
+    return Helpers(
+        count,
+        f"it may start {max(0, int(left.count))} threads more ({left.limit}), of which {SPARE_THREADS} are left to it: "
+        f"{count} of ours instead of {wanted}",
+    )
 
 
 def _entries(folder: Path) -> Iterable[Path]:

@@ -23,6 +23,8 @@
 //     M   its main thread does
 //     i   every half millisecond a signal interrupts the driver's thread from here on
 //     u   the driver's thread has something in its vector registers, and looks at it, until `e`
+//     q   becomes another user's, who may have no more threads (RLIMIT_NPROC)
+//     Q   … one more
 //     h   has what another version of woodfrog-enter would leave, WFCOPY01, at another place
 //     z   the main thread starts twenty programs (posix_spawn: their first steps are in this one's memory)
 //
@@ -349,6 +351,14 @@ bool take_no_more_memory() {
     return read && std::fclose(file) == 0 && setrlimit(RLIMIT_AS, &now) == 0;
 }
 
+// A user that nobody else is: it has this process's two threads.
+bool have_few_threads(rlim_t most) {
+    constexpr uid_t user = 54321;
+    const rlimit limit{most, most};
+    interruptions.fetch_add(1); // the C library has every thread change its user, by a signal
+    return setrlimit(RLIMIT_NPROC, &limit) == 0 && setuid(user) == 0;
+}
+
 bool be_interrupted() {
     struct sigaction action{};
     action.sa_handler = [](int) { interruptions.fetch_add(1); };
@@ -392,9 +402,19 @@ bool have_many_threads() {
 } // namespace
 
 const std::map<char, bool (*)()> own_orders = {
-    {'l', is_right_late},       {'s', forbid_threads}, {'k', die_of_executable_memory}, {'y', die_of_yielding},
-    {'a', calculate_in_filter}, {'x', forbid_code},    {'n', take_no_more_memory},      {'t', have_many_threads},
-    {'i', be_interrupted},      {'z', start_programs}, {'h', have_other_version},
+    {'l', is_right_late},
+    {'s', forbid_threads},
+    {'k', die_of_executable_memory},
+    {'y', die_of_yielding},
+    {'a', calculate_in_filter},
+    {'x', forbid_code},
+    {'n', take_no_more_memory},
+    {'t', have_many_threads},
+    {'i', be_interrupted},
+    {'z', start_programs},
+    {'h', have_other_version},
+    {'q', [] { return have_few_threads(2); }},
+    {'Q', [] { return have_few_threads(3); }},
 };
 
 int main(int count, char **words) {

@@ -209,7 +209,7 @@ def test_code_of_another_version_is_told_and_left_to_itself(
     copier: Callable[..., Copier], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a killed visitor of an older woodfrog leaves: the driver copies through that code, and would again after us,
-    with nobody there any more who brings the reference back. Once it leads to the C library again nothing is in the way."""
+    with nobody there any more who brings the reference back. Once it leads to the C library nothing is in the way."""
     target = copier()
     assert copies_of(target.pid).reason == ""
     slot = read_word(target.pid, FACTS)

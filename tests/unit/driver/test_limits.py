@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from woodfrog.driver.entering import DEFAULT_COPY_THREADS, wanted_copy_threads
-from woodfrog.driver.limits import processors_of, threads_left
+from woodfrog.driver.entering import DEFAULT_COPY_THREADS, Helpers, wanted_copy_threads
+from woodfrog.driver.limits import ThreadsLeft, processors_of, threads_left
 
 ALL = float(len(os.sched_getaffinity(0)))
 
@@ -66,17 +66,51 @@ def test_quotas_limit_what_the_affinity_allows(
     ],
 )
 def test_control_groups_limit_threads(tmp_path: Path, files: dict[str, str], left: float) -> None:
-    assert threads_left(os.getpid(), **machine(tmp_path, "0::/pod/one\n", files)) == left
+    found = threads_left(os.getpid(), **machine(tmp_path, "0::/pod/one\n", files))
+    assert found == ThreadsLeft(left, "its control group's pids.max" if left != math.inf else "")
 
 
-@pytest.mark.parametrize(("left", "threads"), [(math.inf, 4), (68, 4), (67, 0), (0, 0), (-5, 0)])
-def test_a_process_that_may_have_few_more_threads_gets_none(
+STATUS = "Name:\tone\nUid:\t{user}\t0\t0\t0\nThreads:\t{threads}\n"
+LIMITS = "Limit             Soft Limit  Hard Limit  Units     \nMax processes     {}  9  processes \n"
+
+
+@pytest.mark.parametrize(
+    ("user", "limit", "everybody", "left"),
+    [
+        (1000, "100", "0.0 0.0 0.0 1/9000 5\n", 100 - 7 - 20),
+        (1000, "10", "0.0 0.0 0.0 1/9000 5\n", 10 - 7 - 20),
+        (1000, "10000", "0.0 0.0 0.0 1/9000 5\n", 1000),  # nobody is counted
+        (1000, "9999", "0.0 0.0 0.0 1/9000 5\n", 9999 - 7 - 20),
+        (1000, "100", "strange\n", 100 - 7 - 20),
+        (1000, "100", "", 100 - 7 - 20),
+        (1000, "unlimited", "0.0 0.0 0.0 1/9000 5\n", math.inf),
+        (0, "100", "0.0 0.0 0.0 1/9000 5\n", math.inf),
+    ],
+)
+def test_a_users_limit_counts_all_of_the_users_threads(
+    tmp_path: Path, user: int, limit: str, everybody: str, left: float
+) -> None:
+    folders = machine(tmp_path, "0::/\n", {})
+    proc = folders["proc"]
+    (proc / "loadavg").write_text(everybody)
+    for pid, one, threads in ((os.getpid(), user, 7), (77, user, 20), (78, user + 1, 500)):
+        (proc / str(pid)).mkdir(exist_ok=True)
+        (proc / str(pid) / "status").write_text(STATUS.format(user=one, threads=threads))
+    (proc / "99").mkdir()  # it has ended meanwhile
+    (proc / str(os.getpid()) / "limits").write_text(LIMITS.format(limit))
+    assert threads_left(os.getpid(), **folders) == ThreadsLeft(left, "RLIMIT_NPROC" if left != math.inf else "")
+
+
+@pytest.mark.parametrize(("left", "threads"), [(math.inf, 4), (68, 4), (67, 3), (65, 1), (64, 0), (0, 0), (-5, 0)])
+def test_a_process_that_may_have_few_more_threads_gets_few_or_none(
     monkeypatch: pytest.MonkeyPatch, left: float, threads: int
 ) -> None:
     monkeypatch.delenv("WOODFROG_ENTER_COPIES", raising=False)
     monkeypatch.setattr("woodfrog.driver.entering.processors_of", lambda tid: 16.0)
-    monkeypatch.setattr("woodfrog.driver.entering.threads_left", lambda tid: left)
-    assert wanted_copy_threads([os.getpid()]) == threads
+    monkeypatch.setattr("woodfrog.driver.entering.threads_left", lambda tid: ThreadsLeft(left, "that limit"))
+    wanted = wanted_copy_threads([os.getpid()])
+    assert wanted.count == threads
+    assert ("that limit" in wanted.reason) == (threads < 4)
 
 
 def test_a_thread_that_is_not_there_has_none() -> None:
@@ -99,18 +133,18 @@ def test_at_most_half_of_the_processors_help_unless_told_otherwise(
     if setting is not None:
         monkeypatch.setenv("WOODFROG_ENTER_COPIES", setting)
     monkeypatch.setattr("woodfrog.driver.entering.processors_of", lambda tid: processors)
-    monkeypatch.setattr("woodfrog.driver.entering.threads_left", lambda tid: math.inf)
+    monkeypatch.setattr("woodfrog.driver.entering.threads_left", lambda tid: ThreadsLeft(math.inf))
     assert DEFAULT_COPY_THREADS == 4
-    assert wanted_copy_threads([os.getpid()]) == threads
+    assert wanted_copy_threads([os.getpid()]) == Helpers(threads)
 
 
 def test_processes_that_are_entered_at_once_share_the_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WOODFROG_ENTER_COPIES", raising=False)
     monkeypatch.setattr("woodfrog.driver.entering.processors_of", lambda tid: 16.0)
-    monkeypatch.setattr("woodfrog.driver.entering.threads_left", lambda tid: math.inf)
-    assert [wanted_copy_threads([os.getpid()], beside) for beside in (1, 2, 3, 8, 9)] == [4, 4, 2, 1, 0]
+    monkeypatch.setattr("woodfrog.driver.entering.threads_left", lambda tid: ThreadsLeft(math.inf))
+    assert [wanted_copy_threads([os.getpid()], beside).count for beside in (1, 2, 3, 8, 9)] == [4, 4, 2, 1, 0]
 
 
 def test_where_the_driver_names_no_thread_nobody_helps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WOODFROG_ENTER_COPIES", "4")
-    assert wanted_copy_threads([]) == 0
+    assert wanted_copy_threads([]) == Helpers(0)

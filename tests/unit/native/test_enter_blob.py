@@ -1,12 +1,13 @@
 """What woodfrog-enter leaves in processes for ever has another version when it is another thing.
 
-The next woodfrog finds it there, and uses it if it says that it is its own (native/enter/blob/layout.hpp). So the sources
-are held against native/enter/blob/versions.txt: not the bytes, which every compiler makes differently.
+The next woodfrog finds it there, and uses it if it says that it is its own (native/enter/blob/layout.hpp). So the
+sources are held against native/enter/blob/versions.txt: not the bytes, which every compiler makes differently.
 """
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,7 +99,7 @@ def test_versions_never_meet() -> None:
     assert numbers == list(range(numbers[0], numbers[0] + len(known)))
     assert all(one.magic == f"WFCOPY{number:02}" for one, number in zip(known, numbers, strict=True))
     places = sorted(one.place for one in known)
-    assert all(second - first >= APART for first, second in zip(places, places[1:], strict=False))
+    assert all(second - first >= APART for first, second in itertools.pairwise(places))
 
 
 def test_the_tests_look_where_the_code_is() -> None:
@@ -159,7 +160,8 @@ def test_a_new_version_needs_magic_and_place_and_a_line(copied: Path) -> None:
     layout.write_text(re.sub(r"(uint64_t magic = )[0-9a-fx']+", rf"\g<1>{magic}", text))
     assert "only one is another" in complaint(copied)
     layout.write_text(re.sub(r"(uint64_t place = )[0-9a-fx']+", rf"\g<1>{last.place + APART:#x}", layout.read_text()))
-    assert (wanted := complaint(copied)).startswith("This version is not in")
+    wanted = complaint(copied)
+    assert wanted.startswith("This version is not in")
     with (copied / "blob" / "versions.txt").open("a") as file:
         file.write(wanted.partition("Add: ")[2] + "\n")
     assert complaint(copied) == ""
