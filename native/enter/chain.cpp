@@ -128,12 +128,49 @@ bool read_all(pid_t tid, Context &context) {
                0;
 }
 
+// Whether the kernel makes a signal of its calls, unless they come from where the program allows it; of Linux 6.4 and
+// later. Before nobody can tell.
+bool has_calls_dispatched(pid_t tid) {
+    constexpr int get_configuration = 0x4211; // PTRACE_GET_SYSCALL_USER_DISPATCH_CONFIG
+    struct {                                  // struct ptrace_sud_config
+        std::uint64_t mode, selector, offset, size;
+    } found{};
+    return ptrace(static_cast<__ptrace_request>(get_configuration), tid, reinterpret_cast<void *>(sizeof found),
+                  &found) == 0 &&
+           found.mode != 0;
+}
+
+// Where the state and the frame lie.
+struct Place {
+    std::uintptr_t state, frame;
+};
+
+Place place_of(const Context &context) {
+    const std::uintptr_t state =
+        (context.registers.rsp - red_zone_bytes - context.extended_state.size()) & ~std::uintptr_t{63};
+    return {state, (state - sizeof(Frame)) & ~std::uintptr_t{15}};
+}
+
 } // namespace
 
 bool read_context(pid_t tid, Context &context) {
     constexpr std::uint64_t program_segment = 0x33; // of 64-bit code
-    return read_all(tid, context) && static_cast<std::int64_t>(context.registers.orig_rax) >= 0 &&
-           context.registers.cs == program_segment;
+    return read_all(tid, context) && !has_calls_dispatched(tid) &&
+           static_cast<std::int64_t>(context.registers.orig_rax) >= 0 && context.registers.cs == program_segment;
+}
+
+// The C libraries put a thread's descriptor, at which its thread pointer points, on top of its stack, in one mapping;
+// the kernel names the first thread's stack.
+bool is_on_own_stack(pid_t pid, pid_t tid, const Context &context) {
+    const std::uintptr_t end = context.registers.rsp;
+    const std::uintptr_t begin = place_of(context).frame;
+    const auto maps = mappings(pid);
+    return std::any_of(maps.begin(), maps.end(), [&](const Mapping &one) {
+        const bool first = tid == pid && one.path == "[stack]";
+        const std::uint64_t descriptor = context.registers.fs_base;
+        return begin < end && one.begin <= begin && end < one.end &&
+               (first || (descriptor > end && descriptor < one.end));
+    });
 }
 
 bool read_interrupted(pid_t tid, Context &context) {
@@ -158,8 +195,7 @@ namespace {
 bool begin_call(pid_t pid, pid_t tid, const Chain &chain, const Context &context, long number,
                 const Arguments &arguments) {
     const std::vector<unsigned char> &state = context.extended_state;
-    const std::uintptr_t state_at = (context.registers.rsp - red_zone_bytes - state.size()) & ~std::uintptr_t{63};
-    const std::uintptr_t frame_at = (state_at - sizeof(Frame)) & ~std::uintptr_t{15};
+    const auto [state_at, frame_at] = place_of(context);
     const Frame frame = frame_of(context, chain, state_at);
     if (!write_memory(pid, state_at, state.data(), state.size()) || !write_memory(pid, frame_at, &frame, sizeof frame))
         return false;

@@ -49,13 +49,17 @@ struct Context {
 };
 
 // Of a thread in a ptrace stop of ours, which stands behind a system call that it made. False when the kernel does not
-// tell, and where it is in none, or comes back from a signal's handler (rt_sigreturn is a call as well): then it stands
-// anywhere in its code.
+// tell, where calls from the C library's code may be signals to it (PR_SET_SYSCALL_USER_DISPATCH), and where it is in
+// none, or comes back from a signal's handler (rt_sigreturn is a call as well): then it stands anywhere in its code.
 bool read_context(pid_t tid, Context &context);
 
 // Of a thread that PTRACE_INTERRUPT has stopped in a system call: as if it were about to make that call, which it then
 // makes again. False as above.
 bool read_interrupted(pid_t tid, Context &context);
+
+// Whether the frame of a call would lie on the stack that the thread was made with. A coroutine's is often small, in
+// the midst of other memory, and its runtime takes its signals elsewhere.
+bool is_on_own_stack(pid_t pid, pid_t tid, const Context &context);
 
 using Arguments = std::array<std::uint64_t, 6>;
 

@@ -114,4 +114,8 @@ std::vector<pid_t> threads(pid_t pid) {
     return found;
 }
 
+bool is_thread_of(pid_t pid, pid_t tid) {
+    return access(proc_path(pid, ("task/" + std::to_string(tid)).c_str()).c_str(), F_OK) == 0;
+}
+
 } // namespace woodfrog::enter

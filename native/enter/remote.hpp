@@ -42,4 +42,8 @@ std::string descriptor_path(pid_t pid, std::uint64_t fd);
 // The numbers of the process's threads.
 std::vector<pid_t> threads(pid_t pid);
 
+// Whether a thread is one of the process's: not of another one, which may have the number by now, nor of a child that
+// was not made by fork.
+bool is_thread_of(pid_t pid, pid_t tid);
+
 } // namespace woodfrog::enter

@@ -101,7 +101,7 @@ bool Tracer::attach() {
     for (bool again = true; again;) {
         again = false;
         for (const pid_t tid : all ? threads(options_.pid) : options_.threads) {
-            if (threads_.contains(tid))
+            if (threads_.contains(tid) || !is_thread_of(options_.pid, tid))
                 continue;
             if (ptrace(PTRACE_SEIZE, tid, nullptr, reinterpret_cast<void *>(trace_options)) != 0) {
                 const int error = errno;
@@ -197,6 +197,11 @@ void Tracer::event(pid_t tid, int status) {
     const double stopped_s = now_s();
     stops_++;
     Thread &thread = threads_[tid]; // a new one may stop before the thread that started it says so
+    if (!thread.started && !is_thread_of(options_.pid, tid)) {
+        ptrace(PTRACE_DETACH, tid, nullptr, nullptr); // a child: none of our business, and its memory is another one's
+        threads_.erase(tid);
+        return;
+    }
     if (!thread.started)
         meet(tid, thread);
     thread.started = true;
@@ -380,7 +385,7 @@ void Tracer::advise(pid_t tid, std::uintptr_t address, std::size_t size) {
     const Arguments arguments{address, size, MADV_HUGEPAGE};
     const bool refused = filtered(tid, chain_->behind_call(), SYS_madvise, arguments) == Filtered::refused ||
                          filtered(tid, chain_->behind_signal_return(), SYS_rt_sigreturn) == Filtered::refused;
-    if (!refused && read_context(tid, context)) {
+    if (!refused && read_context(tid, context) && is_on_own_stack(options_.pid, tid, context)) {
         context.registers.r10 |= MAP_POPULATE; // as the thread had set it
         const Outcome outcome = make_call(options_.pid, tid, *chain_, context, SYS_madvise, arguments);
         if (outcome.gone) {

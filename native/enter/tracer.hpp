@@ -63,6 +63,7 @@ class Tracer {
         bool ours = false;         // the call it is inside is a mapping that we changed
         bool held = false;         // it stands until what we put into the process is out again
         bool nudged = false;       // it was stopped in a call so that it could make calls for us
+        bool elsewhere = false;    // it was not on its own stack, where it could have made calls for us
         std::uint64_t pointer = 0; // its thread pointer, if its copies are shared
     };
 

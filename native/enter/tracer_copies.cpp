@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <sys/ptrace.h>
 #include <sys/syscall.h>
-#include <unistd.h>
 
 #include "filter.hpp"
 #include "remote.hpp"
@@ -37,11 +36,6 @@ void Tracer::lost(pid_t tid, Waited waited, int status) {
 
 namespace {
 
-// Of this process, not one that a thread of it has made in an unusual way.
-bool is_thread_of(pid_t pid, pid_t tid) {
-    return access(("/proc/" + std::to_string(pid) + "/task/" + std::to_string(tid)).c_str(), F_OK) == 0;
-}
-
 // A thread's filters, for calls that it is to make with the chain, or in the code.
 Copies::Filters filters_of(pid_t tid, const Chain &chain) {
     return [tid, chain](std::uintptr_t behind, long number, const Arguments &arguments) {
@@ -72,10 +66,14 @@ Copies::Caller Tracer::caller(pid_t tid, const Context &context) {
 // With a thread that stands behind a system call, or in one that our `interrupted` stop has ended.
 void Tracer::begin_copies(pid_t tid, bool interrupted) {
     Context context;
-    if (!chain_ || !copies_.waits() || !is_thread_of(options_.pid, tid) ||
+    if (!chain_ || !copies_.waits() || threads_[tid].elsewhere ||
         !(interrupted ? read_interrupted(tid, context) : read_context(tid, context)) ||
         copies_.contains(context.registers.rip))
         return;
+    if (!is_on_own_stack(options_.pid, tid, context)) {
+        threads_[tid].elsewhere = true; // it is not looked at again with each call
+        return;
+    }
     const auto differs = [own = status_field(tid, "Seccomp_filters")](const auto &one) {
         const std::string its = status_field(one.first, "Seccomp_filters");
         return !its.empty() && its != own; // empty: it has ended
@@ -104,7 +102,7 @@ void Tracer::end_copies() {
         return;
     Context context;
     const auto worker = std::find_if(threads_.begin(), threads_.end(), [this, &context](const auto &one) {
-        return is_thread_of(options_.pid, one.first) && read_interrupted(one.first, context);
+        return read_interrupted(one.first, context) && is_on_own_stack(options_.pid, one.first, context);
     });
     if (worker == threads_.end() && !threads_.empty()) {
         threads_.begin()->second.held = false;

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any
 
 from woodfrog._native import paths
 from woodfrog.driver.limits import processors_of, threads_left
@@ -50,7 +50,8 @@ class Populated:
     took_s: float = 0.0
 
 
-class Helpers(NamedTuple):
+@dataclass(frozen=True)
+class Helpers:
     """How many threads are to help with the driver's copies; `reason`: why they are fewer than would be good."""
 
     count: int
@@ -149,8 +150,14 @@ class Entered:
             return self
         try:
             # Its own session: signals of a terminal reach it by the end of its input alone.
+            # What it tells may have names of files in it, which are bytes of anybody's choice.
             self._process = subprocess.Popen(
-                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                encoding="utf-8",
+                errors="replace",
+                start_new_session=True,
             )
         except OSError as failure:
             self.visit = Visit(reason=f"woodfrog-enter cannot be started: {failure}")

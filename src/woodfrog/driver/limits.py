@@ -6,8 +6,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 PLENTY = 1000  # threads that may be started beside all of the machine's: nobody counts then whose they are
@@ -22,7 +22,8 @@ def processors_of(tid: int, *, proc: Path = PROC, cgroups: Path = CGROUPS) -> fl
     return min([float(allowed), *map(_quota, _groups(tid, "cpu", proc, cgroups))])
 
 
-class ThreadsLeft(NamedTuple):
+@dataclass(frozen=True)
+class ThreadsLeft:
     """How many threads may be started; infinity without a limit. `limit`: its name, for people."""
 
     count: float

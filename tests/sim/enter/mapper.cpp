@@ -7,8 +7,11 @@
 //     y   by an instruction inline, with something in all of the registers YMM0 to YMM15 across it
 //     z   … ZMM0 to ZMM31 and K0 to K7
 //     p   … PKRU: a protection key that nobody has is denied
+//     g   … on a stack in the midst of other memory, as that of a coroutine
+//     d   … while every system call from elsewhere would end the process (PR_SET_SYSCALL_USER_DISPATCH)
+//     c   by the C library, in a child that is no thread, and none that fork makes, while its parent uses its own stack
 //
-// "none" is the answer where the processor has no such registers.
+// "none" is the answer where the processor has no such registers, or the kernel no such thing.
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
@@ -16,7 +19,9 @@
 #include <cstring>
 #include <pthread.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <thread>
 #include <unistd.h>
 
@@ -67,7 +72,7 @@ void *map(std::size_t size, const char *&) {
                  : [number] "i"(SYS_mmap), [protection] "i"(protection), "D"(0), "S"(size), "r"(r10), "r"(r8),         \
                    "r"(r9), "b"(in), "r"(r12)                                                                          \
                  : "rcx", "r11", "memory", "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7",       \
-                   "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15")
+                   "r13", "r14", "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15")
 
 void fill(unsigned char *bytes, std::size_t size) {
     for (std::size_t at = 0; at < size; at++)
@@ -112,12 +117,67 @@ void *map_with_pkru(std::size_t size, const char *&wrong) {
     return reinterpret_cast<void *>(result);
 }
 
+void *map_on_coroutine_stack(std::size_t size, const char *&wrong) {
+    constexpr std::size_t around = 64 << 10, below = 62 << 10; // what is below is somebody else's
+    static unsigned char block[around];
+    fill(block, sizeof block);
+    WOODFROG_INLINE_MAP("movq %%rsp, %%r13\n\tleaq 63488(%%r12), %%rsp", "movq %%r13, %%rsp", block, block);
+    for (std::size_t at = 0; at < below; at++)
+        wrong =
+            block[at] == static_cast<unsigned char>(at * 7 + 1) ? wrong : "memory below a coroutine's stack is wrong";
+    return reinterpret_cast<void *>(result);
+}
+
+// From the instructions in the first page of this on all calls are let through; from elsewhere as `dispatched` says.
+volatile char dispatched = 0; // SYSCALL_DISPATCH_FILTER_ALLOW
+extern "C" const char woodfrog_dispatch_begin[], woodfrog_dispatch_end[];
+
+void *map_with_dispatch(std::size_t size, const char *&wrong) {
+    constexpr int set_dispatch = 59, off = 0, on = 1;
+    const char block = 1; // SYSCALL_DISPATCH_FILTER_BLOCK
+    if (prctl(set_dispatch, on, woodfrog_dispatch_begin, woodfrog_dispatch_end - woodfrog_dispatch_begin,
+              &dispatched) != 0) {
+        wrong = "none";
+        return nullptr;
+    }
+    WOODFROG_INLINE_MAP(".globl woodfrog_dispatch_begin\nwoodfrog_dispatch_begin:\n\tmovb $1, (%%r12)",
+                        "movb $0, (%%r12)\n.globl woodfrog_dispatch_end\nwoodfrog_dispatch_end:", &block,
+                        const_cast<char *>(&dispatched));
+    if (prctl(set_dispatch, off, 0, 0, 0) != 0)
+        wrong = "dispatching cannot be ended";
+    return reinterpret_cast<void *>(result);
+}
+
 bool has_protection_keys() {
     unsigned a, b, c = 0, d;
     return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (c >> 4 & 1) != 0; // the kernel uses them
 }
 
 #endif
+
+const char *round(std::size_t size, void *(*make)(std::size_t, const char *&));
+
+// The child's calls are made where its parent's stack goes on.
+__attribute__((noinline)) const char *wait_deep(pid_t child) {
+    volatile unsigned char deep[64 << 10];
+    for (std::size_t at = 0; at < sizeof deep; at++)
+        deep[at] = static_cast<unsigned char>(at * 7 + 1);
+    int status = -1;
+    while (waitpid(child, &status, __WALL) != child) {
+    }
+    for (std::size_t at = 0; at < sizeof deep; at++) {
+        if (deep[at] != static_cast<unsigned char>(at * 7 + 1))
+            return "the parent's stack is wrong";
+    }
+    return status == 0 ? "right" : "the child is wrong";
+}
+
+__attribute__((noinline)) const char *round_in_child(std::size_t size) {
+    const long child = syscall(SYS_clone, 0, nullptr, nullptr, nullptr, nullptr); // with no signal when it ends
+    if (child == 0)
+        _exit(std::strcmp(round(size, map), "right") == 0 ? 0 : 1);
+    return child < 0 ? "no child" : wait_deep(static_cast<pid_t>(child));
+}
 
 using Map = void *(*)(std::size_t size, const char *&wrong);
 
@@ -127,6 +187,10 @@ Map map_of(char order) {
     switch (order) {
     case 'y':
         return __builtin_cpu_supports("avx") ? map_with_ymm : nullptr;
+    case 'g':
+        return map_on_coroutine_stack;
+    case 'd':
+        return map_with_dispatch;
     case 'z':
         return __builtin_cpu_supports("avx512f") ? map_with_zmm : nullptr;
     case 'p':
@@ -180,7 +244,7 @@ int main(int count, char **words) {
         std::fflush(stdout);
         for (char byte; read(STDIN_FILENO, &byte, 1) == 1;) {
             const Map make = map_of(byte);
-            std::puts(make == nullptr ? "none" : round(size, make));
+            std::puts(byte == 'c' ? round_in_child(size) : make == nullptr ? "none" : round(size, make));
             std::fflush(stdout);
         }
     }).join();

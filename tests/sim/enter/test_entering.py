@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from mapper import Mapper
+from ordered_program import OrderedProgram
 
 from woodfrog._native import paths
 from woodfrog.driver import entering
@@ -105,6 +106,55 @@ def test_a_call_made_inline_keeps_its_wide_registers_wherever_the_visitor_is_kil
     assert point or len(visitor.visit.mappings) == 1
     assert target.ask(order) == "right"
     target.check_free()
+
+
+@pytest.mark.skipif(not X86, reason="nothing is entered here")
+@pytest.mark.parametrize("order", ["g", "d", "c"])
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_call_of_ours_is_not_made_where_it_would_harm(mapper: Callable[..., Mapper], order: str, whole: bool) -> None:
+    """Where a frame would lie over memory that is no stack's; where a call from the C library is a signal; in a child
+    whose memory is another one's."""
+    target = mapper(80)
+    if target.ask(order) == "none":
+        pytest.skip(f"this kernel has not what order {order!r} of mapper.cpp wants")
+    with Entered(target.pid, [] if whole else [target.thread], populate_threads=1) as visitor:
+        assert target.ask(order) == "right"
+        target.check()
+    # Of the round in between; before it none was given the advice.
+    assert [one["advised"] for one in visitor.named("mapping")][-1:] == [0]
+    assert all(one["advised"] != 0 for one in visitor.named("mapping")[:-1])
+    target.check_free()
+
+
+def test_a_thread_of_another_process_is_not_entered(mapper: Callable[..., Mapper]) -> None:
+    """A thread's number may be somebody else's by now."""
+    target, other = mapper(80), mapper(80)
+    with Entered(target.pid, [other.thread], populate_threads=1) as visitor:
+        assert all(tracer == "0" for _, tracer in other.states().values())
+        other.check()
+    assert "no thread that runs" in visitor.visit.reason or not X86
+    other.check_free()
+
+
+def test_names_of_files_may_be_any_bytes(tmp_path: Path) -> None:
+    """They are told with every call that is recorded; a reader that cannot read on would have the process wait."""
+    program = (
+        "import os, sys; name = os.fsencode(sys.argv[1]) + bytes([47, 255, 34, 10, 92, 254]);"
+        "file = os.open(name, os.O_CREAT | os.O_RDWR);"
+        "print('ready', os.getpid(), os.getpid(), flush=True);"
+        "[(os.write(file, b'x'), print('done', flush=True)) for byte in iter(lambda: os.read(0, 1), b'')]"
+    )
+    target = OrderedProgram([sys.executable, "-c", program, str(tmp_path)])
+    try:
+        with Entered(target.pid, populate_threads=0, record=True) as visitor:
+            assert target.ask("x") == "done"
+        assert len(visitor.named("detached")) == 1
+        assert [one["path"] for one in visitor.named("path") if str(tmp_path) in one["path"]] == [
+            f'{tmp_path}/\ufffd"\n\\\ufffd'
+        ]
+    finally:
+        target.process.kill()
+        target.process.wait(30)
 
 
 def test_a_target_that_is_killed_in_the_middle_is_told(mapper: Callable[..., Mapper]) -> None:
