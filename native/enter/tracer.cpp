@@ -320,9 +320,9 @@ bool Tracer::is_control_state(const std::uint64_t (&arguments)[6]) const {
 void Tracer::entered(pid_t tid, Thread &thread) {
     thread.ours = false;
     thread.is_state = thread.number == SYS_mmap && is_control_state(thread.arguments);
-    if (thread.number == SYS_munmap || thread.number == SYS_mremap)
+    const bool maps_over = thread.number == SYS_mmap && (thread.arguments[3] & MAP_FIXED) != 0;
+    if (thread.number == SYS_munmap || thread.number == SYS_mremap || maps_over) {
         copies_.drop_memory(thread.arguments[0], thread.arguments[1]);
-    if (thread.number == SYS_munmap) {
         for (const auto &populator : populators_) {
             if (populator->overlaps(thread.arguments[0], thread.arguments[1]))
                 populator->stop(); // what comes there next is none of our business

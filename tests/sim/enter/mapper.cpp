@@ -9,6 +9,8 @@
 //     p   … PKRU: a protection key that nobody has is denied
 //     g   … on a stack in the midst of other memory, as that of a coroutine
 //     d   … while every system call from elsewhere would end the process (PR_SET_SYSCALL_USER_DISPATCH)
+//     r   by the C library; it is moved at once, and something that nobody wants filled comes to its place; then
+//     R   … by mapping over it
 //     c   by the C library, in a child that is no thread, and none that fork makes, while its parent uses its own stack
 //
 // "none" is the answer where the processor has no such registers, or the kernel no such thing.
@@ -155,6 +157,19 @@ bool has_protection_keys() {
 
 #endif
 
+// Answers at once; what is there stays, with nothing in it unless somebody else puts it there.
+const char *replace(std::size_t size, bool moved) {
+    void *memory = mmap(nullptr, size, protection, kind, -1, 0);
+    if (memory == MAP_FAILED ||
+        (moved && mremap(memory, size, size, MREMAP_MAYMOVE | MREMAP_FIXED,
+                         mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)) == MAP_FAILED))
+        return "the mapping cannot be moved";
+    void *other = mmap(memory, size, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    static char answer[64];
+    std::snprintf(answer, sizeof answer, "at %lu", reinterpret_cast<unsigned long>(other));
+    return answer;
+}
+
 const char *round(std::size_t size, void *(*make)(std::size_t, const char *&));
 
 // The child's calls are made where its parent's stack goes on.
@@ -244,6 +259,11 @@ int main(int count, char **words) {
         std::fflush(stdout);
         for (char byte; read(STDIN_FILENO, &byte, 1) == 1;) {
             const Map make = map_of(byte);
+            if (byte == 'r' || byte == 'R') {
+                std::puts(replace(size, byte == 'r'));
+                std::fflush(stdout);
+                continue;
+            }
             std::puts(byte == 'c' ? round_in_child(size) : make == nullptr ? "none" : round(size, make));
             std::fflush(stdout);
         }

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from mapper import Mapper
 from ordered_program import OrderedProgram
@@ -60,6 +61,21 @@ def test_a_populated_mapping_gets_huge_pages_and_is_filled_from_outside(
     if wait:  # else the round may be over, and the memory unmapped, when it is looked at
         assert all(one.resident_bytes >= 160 * MIB for one in visit.mappings)
         assert all(one.huge_bytes >= 156 * MIB for one in visit.mappings) or not huge_pages_are_given()
+    target.check_free()
+
+
+@pytest.mark.parametrize("order", ["r", "R"])
+def test_what_comes_to_a_mappings_place_is_not_filled(mapper: Callable[..., Mapper], order: str) -> None:
+    target = mapper(512)
+    with Entered(target.pid, [target.thread], populate_threads=2) as visitor:
+        begin = int(target.ask(order).split()[1])
+        deadline = time.monotonic() + 20
+        while X86 and not visitor.named("populated"):
+            assert time.monotonic() < deadline, "it is still being filled"
+            os.sched_yield()
+    pages = np.fromfile(f"/proc/{target.pid}/pagemap", np.uint64, 512 * MIB // 4096, offset=begin // 4096 * 8)
+    there = np.count_nonzero(pages >> np.uint64(63)) * 4096
+    assert there < 64 * MIB, f"{there >> 20} MiB are"  # of calls that were under way
     target.check_free()
 
 
