@@ -224,18 +224,16 @@ void Copies::find_threads() {
         if (wait_for(tid, status) != Waited::stopped)
             continue;
         user_regs_struct registers;
-        // Of a thread that is none of ours it may have stopped for a signal.
-        const std::intptr_t signal = status >> 16 == 0 ? WSTOPSIG(status) : 0;
         const bool ours = ptrace(PTRACE_GETREGS, tid, nullptr, &registers) == 0 && contains(registers.rip);
         if (ours)
             helpers_.push_back(tid);
-        ptrace(ours ? PTRACE_CONT : PTRACE_DETACH, tid, nullptr, reinterpret_cast<void *>(signal));
+        ptrace(ours ? PTRACE_CONT : PTRACE_DETACH, tid, nullptr, taken_signal(status));
     }
 }
 
 void Copies::wait_for_end(pid_t tid) {
     for (int status = 0; wait_for(tid, status) == Waited::stopped;)
-        ptrace(PTRACE_CONT, tid, nullptr, nullptr);
+        ptrace(PTRACE_CONT, tid, nullptr, taken_signal(status));
 }
 
 // All of them, if that cannot be read.
@@ -354,7 +352,7 @@ void Copies::event(pid_t tid, int status) {
     else if (status >> 16 == PTRACE_EVENT_STOP && WSTOPSIG(status) != SIGTRAP)
         ptrace(PTRACE_LISTEN, tid, nullptr, nullptr); // stopped together with its process
     else
-        ptrace(PTRACE_CONT, tid, nullptr, nullptr);
+        ptrace(PTRACE_CONT, tid, nullptr, taken_signal(status));
 }
 
 void Copies::tell() const {

@@ -253,8 +253,9 @@ std::string Copies::lead() {
         ptrace(PTRACE_CONT, helpers_[number], nullptr, nullptr);
     const pid_t first = helpers_.front();
     int status = 0;
-    for (bool there = false; !there;) {
-        ptrace(PTRACE_SYSCALL, first, nullptr, nullptr);
+    void *signal = nullptr;
+    for (bool there = false; !there; signal = taken_signal(status)) {
+        ptrace(PTRACE_SYSCALL, first, nullptr, signal);
         if (wait_for(first, status) != Waited::stopped) {
             std::erase(helpers_, first);
             return "it ended meanwhile";

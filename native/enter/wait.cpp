@@ -3,6 +3,7 @@
 
 #include <cerrno>
 #include <csignal>
+#include <cstdint>
 #include <sys/wait.h>
 #include <time.h>
 
@@ -31,6 +32,11 @@ Waited wait_for(pid_t tid, int &status) {
             dead = state.empty() || state[0] == 'Z' || state[0] == 'X';
         }
     }
+}
+
+void *taken_signal(int status) {
+    const bool is_signal = status >> 16 == 0 && WSTOPSIG(status) != (SIGTRAP | 0x80); // PTRACE_O_TRACESYSGOOD
+    return reinterpret_cast<void *>(static_cast<std::intptr_t>(is_signal ? WSTOPSIG(status) : 0));
 }
 
 } // namespace woodfrog::enter

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import random
@@ -16,6 +17,7 @@ from woodfrog.driver.entering import Copies, Entered
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="woodfrog-enter enters x86-64 processes only")
 
+libc = ctypes.CDLL(None, use_errno=True)
 HELPERS = 3
 # In the order in which they are come to (native/enter/copies.cpp). The code: mapped, written, made executable. Coming:
 # control cleared in children, all of it set up, stacks mapped, one thread made, all made, the driver's reference led to
@@ -436,6 +438,25 @@ def test_a_process_that_is_stopped_meanwhile_stays_stopped(copier: Callable[...,
     with visit(target) as visitor:
         wait_until(lambda: target.helpers() == HELPERS, "threads that help")
         os.kill(target.pid, signal.SIGSTOP)
+        wait_until(lambda: states() <= {"T", "t"}, "stop")
+    assert shared(visitor).reason == ""
+    wait_until(lambda: states() == {"T"}, "stop of all")
+    os.kill(target.pid, signal.SIGCONT)
+    target.check_clean()
+
+
+def test_a_stop_that_one_of_its_threads_takes_stops_the_process(copier: Callable[..., Copier]) -> None:
+    """SIGSTOP cannot be kept from them, and is the whole process's whoever takes it."""
+    target = copier()
+    tasks = Path(f"/proc/{target.pid}/task")
+
+    def states() -> set[str]:
+        return {(task / "status").read_text().split("State:\t")[1][0] for task in tasks.iterdir()}
+
+    with visit(target) as visitor:
+        wait_until(lambda: target.helpers() == HELPERS, "threads that help")
+        helper = next(task for task in tasks.iterdir() if (task / "comm").read_text() == "woodfrog-copy\n")
+        assert libc.tgkill(target.pid, int(helper.name), signal.SIGSTOP) == 0
         wait_until(lambda: states() <= {"T", "t"}, "stop")
     assert shared(visitor).reason == ""
     wait_until(lambda: states() == {"T"}, "stop of all")
