@@ -123,8 +123,10 @@ void fill_pages(int uffd, int fd, const std::vector<PageRange> &pieces, unsigned
         progress.check();
         const PageRange &share = shares[number];
         // Without it the kernel lets go of the process's memory for each page of the file that is not mapped here yet.
-        // An older kernel does not know it, and copies all the same.
-        (void)madvise(file.at(share.offset), share.size, MADV_POPULATE_READ);
+        // An older kernel does not know it, and copies all the same. Here it is said why a page cannot be had; the copy
+        // below would say EFAULT whatever it is.
+        if (madvise(file.at(share.offset), share.size, MADV_POPULATE_READ) != 0 && errno != EINVAL)
+            throw_errno(errno == EFAULT ? EIO : errno, "madvise", "a file of pages");
         fill_piece(uffd, file, share);
         progress.add(share.size);
     });

@@ -12,6 +12,7 @@ import errno
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -46,6 +47,9 @@ MINIMUM_VERSION = (4, 1)
 SOCKETS_VERSION = (4, 2)
 SOCKETS_KERNEL = (6, 16)
 _CAP_CHECKPOINT_RESTORE = 40  # linux/capability.h
+MEMORY_ADVICE = "Free memory, or raise the memory limit of the daemon's control group, and try again."
+# criu/cr-restore.c: what it says of a process that was killed, depending on when that was.
+_KILLED = re.compile(r"killed by signal 9\b|post-restore script ret code|Can't attach to \d+: No such process")
 
 
 @dataclass(frozen=True)
@@ -72,8 +76,8 @@ class Restored:
     waited_s: float = 0.0  # of `elapsed_s`, at the gate
 
 
-class GateShutError(Exception):
-    """A dump was not wanted any more before it had begun."""
+class GateShutError(WoodfrogError):
+    """A dump was not wanted any more before it had begun, or not in time."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +124,7 @@ class Criu:
         inner_pid: int | None = None,
         pages_ahead: Path | None = None,
         gate: Gate | None = None,
+        gate_s: float = 600.0,
     ) -> Dumped:
         """Save the process tree below `pid` (CPU side only) into `directory`, which is created 0700 and must be empty.
 
@@ -130,7 +135,8 @@ class Criu:
         namespace (cpu.pid_namespace), where that is the number of its root. `pages_ahead`: what lazy_dump.reserve made
         for this tree, then without `inner_pid`; the tree stands still for a shorter time, and the files are the same.
         With `gate` CRIU is started, and does nothing to the tree before it is opened; `timeout_s` runs from then. When
-        it is shut instead, GateShutError. CRIU's log becomes part of the image.
+        it is shut instead, by whom ever or because it was not opened within `gate_s`, CRIU ends at once, and
+        GateShutError says so. CRIU's log becomes part of the image.
         On failure the tree runs on, the log is kept in `log_directory` if given (its end is in the error's details
         either way), and RefusedError, NoSpaceError, TimeoutExceededError or WoodfrogError says why.
         """
@@ -172,7 +178,8 @@ class Criu:
                 work_directory=work,
                 variables={VARIABLE: str(gate.fd)} if gate is not None else {},
                 takes_back=True,
-                begins=gate.decided if gate is not None else None,
+                gate=gate,
+                gate_s=gate_s,
             )
             handed = [gate.fd] if gate is not None else []
             try:
@@ -181,7 +188,13 @@ class Criu:
                 else:
                     finished = lazy_dump.run(arguments, start, images=directory, ahead=pages_ahead, handed=handed)
                 if gate is not None and gate.is_shut:
-                    raise GateShutError
+                    raise GateShutError(
+                        f"The dump of the CPU side was given up before it began, at the latest after {gate_s:g} s.",
+                        advice="Try again.",
+                        phase="cpu",
+                        pid=pid,
+                        target_state=TargetState.RUNNING,
+                    )
                 log = work / options.DUMP_LOG
                 if finished.returncode != 0:
                     kept = _keep_log(log, log_directory)
@@ -253,7 +266,15 @@ class Criu:
                 lazy.begin(work)
                 handed += lazy.descriptors
                 variables[LAZY_VARIABLE] = lazy.variable
-            finished = run(arguments, timeout_s=timeout_s, work_directory=work, pass_fds=handed, variables=variables)
+            finished = run(
+                arguments,
+                timeout_s=timeout_s,
+                work_directory=work,
+                pass_fds=handed,
+                variables=variables,
+                at_timeout=lazy.give_up if lazy is not None else lambda: None,
+                hung=lazy.hung if lazy is not None else None,
+            )
             log = _log(work / options.RESTORE_LOG)
             if finished.returncode != 0:
                 if namespace is None:  # what was in a namespace has ended with it
@@ -374,6 +395,16 @@ def _failure(
             target_state=state,
             details=details,
         )
+    if finished.lacked_memory and (finished.returncode == -signal.SIGKILL or _KILLED.search(log)):
+        # A limit of a control group is one of the host's memory too, to who is in it.
+        return NoSpaceError(
+            f"The kernel ended a process for lack of memory during the CPU side's {what}.",
+            advice=f"{MEMORY_ADVICE} CRIU's log: {kept}" if kept else MEMORY_ADVICE,
+            phase="cpu",
+            pid=pid,
+            target_state=state,
+            details=details,
+        )
     known = reason(log) if log.strip() else Reason(f"CRIU failed: {finished.output.strip()[-500:] or 'no output'}", "")
     kinds: dict[Kind, type[WoodfrogError]] = {
         Kind.FAILED: WoodfrogError,
@@ -387,7 +418,17 @@ def _failure(
 
 
 def _unfilled(failure: BaseException, kept: Path | None, pid: int) -> WoodfrogError:
+    from woodfrog._native import transfer
+
     where = f" CRIU's log: {kept}" if kept else ""
+    if isinstance(failure, transfer.TransferError) and failure.code == -errno.ENOMEM:
+        return NoSpaceError(
+            "The host's memory ran out while the memory of the restored processes was filled.",
+            advice=f"{MEMORY_ADVICE}{where}",
+            phase="cpu",
+            pid=pid,
+            target_state=TargetState.NONE,
+        )
     return WoodfrogError(
         f"The memory of the restored processes could not be filled: {failure}.",
         advice=f"{pages_by.VARIABLE}=criu in the daemon's environment leaves that to CRIU.{where}",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 
 # native/gate/gate.c
 VARIABLE = "WOODFROG_GATE"
@@ -28,26 +29,34 @@ def waited_s(log: str) -> float:
 
 
 class Gate:
-    """Closed at first. `open` or `shut` it from any thread, once; `close` gives the descriptors up."""
+    """Closed at first. It is opened or shut once, whichever comes first, from any thread; `close` gives the descriptors
+    up. Whoever waits for either is to bound that (cpu.run does), and shuts it when its time is over."""
 
     def __init__(self) -> None:
         self.is_open = self.is_shut = False
+        self._deciding = threading.Lock()
         self.fd, self._writer = os.pipe2(os.O_CLOEXEC)  # fd: CRIU's, to be handed to it
         self.decided, self._decide = os.pipe2(os.O_CLOEXEC)  # decided: can be read from once it is open or shut
 
-    def open(self) -> None:
-        """Let CRIU go on."""
-        self.is_open = True
-        os.write(self._writer, b"1")
-        os.write(self._decide, b"1")
+    def open(self) -> bool:
+        """Let CRIU go on. False: it was shut before."""
+        with self._deciding:
+            if self.is_shut:
+                return False
+            self.is_open = True
+            os.write(self._writer, b"1")
+            os.write(self._decide, b"1")
+            return True
 
-    def shut(self) -> None:
-        """CRIU is to end, unless it was let go on. Safe to repeat."""
-        writer, self._writer = self._writer, -1
-        if writer >= 0:
+    def shut(self) -> bool:
+        """CRIU is to end. False: it was let go on before, and goes on. Safe to repeat."""
+        with self._deciding:
             self.is_shut = not self.is_open
-            os.close(writer)
-            os.close(self._decide)
+            writer, self._writer = self._writer, -1
+            if writer >= 0:
+                os.close(writer)
+                os.close(self._decide)
+            return self.is_shut
 
     def close(self) -> None:
         """Safe to repeat."""

@@ -15,6 +15,7 @@ import contextlib
 import errno
 import logging
 import os
+import resource
 import select
 import socket
 import struct
@@ -24,11 +25,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from woodfrog.cpu import gate, pagemap, pages_by
 from woodfrog.cpu.images import Task
 from woodfrog.cpu.pagemap import LAZY, Entry
 from woodfrog.errors import BadImageError
+
+if TYPE_CHECKING:
+    from woodfrog._native.transfer import Progress
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +43,11 @@ OPTIONS = ("--lazy-pages",)
 # it has finished.
 _SOCKET = "lazy-pages.socket"
 _FINISHED = 0x52535446
+_CREDENTIALS = struct.Struct("=iII")  # struct ucred, unix(7)
+# For CRIU to end, once it may go on and a process that it has made ended: it resumes them and is done, in milliseconds.
+_END_S = 10.0
+# For each process that is restored, of this one's: userfaultfd, pidfd, file of pages; and for all else that it opens.
+_DESCRIPTORS_EACH, _OTHER_DESCRIPTORS = 3, 256
 
 
 @dataclass
@@ -49,6 +59,7 @@ class _Process:
     size_bytes: int
     uffd: int = -1
     answering: threading.Thread | None = None
+    pidfd: int = -1
 
 
 class LazyPages:
@@ -57,12 +68,15 @@ class LazyPages:
 
     def __init__(self, directory: Path, tasks: Sequence[Task]) -> None:
         """BadImageError for a pagemap that cannot be read. Opens nothing yet."""
+        from woodfrog._native import transfer
+
         self.replaced: dict[str, bytes] = {}  # pagemaps to be used instead of those in `directory`
         self.failure: BaseException | None = None
         self.seconds = 0.0  # what the filling took
         self._processes: dict[int, _Process] = {}
         self._descriptors: list[int] = []
         self._thread: threading.Thread | None = None
+        self._progress: Progress = transfer.Progress()
         entries: dict[int, list[Entry]] = {}
         names: dict[int, str] = {}
         paths = pagemap.paths(directory)
@@ -81,7 +95,8 @@ class LazyPages:
 
     @classmethod
     def of(cls, directory: Path, tasks: Sequence[Task]) -> LazyPages | None:
-        """None where CRIU is to read them all: it was wished, it is not possible, or there are none."""
+        """None where CRIU is to read them all: it was wished, there are none, or it can be known already that it is not
+        possible. What the kernel refuses later fails the restore: half of it is there then."""
         from woodfrog._native import transfer
 
         if pages_by.by_criu_alone() or not gate.is_possible():
@@ -93,6 +108,9 @@ class LazyPages:
             lazy = cls(directory, tasks)
         except BadImageError as failure:
             log.warning("CRIU reads the pages itself, which takes longer: %s", failure)
+            return None
+        if not _descriptors_suffice(len(lazy._processes)):
+            log.warning("CRIU reads the pages itself, which takes longer: this process may not open enough files")
             return None
         return lazy if lazy._processes else None
 
@@ -107,6 +125,7 @@ class LazyPages:
         arrived, self._arrived = self._pipe()
         self._filled, filled = self._pipe()
         ended, self._end = self._pipe()
+        self.hung, self._is_hung = self._pipe()
         self.descriptors = (self._arrived, self._filled)
         self.variable = ",".join(map(str, self.descriptors))
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -116,6 +135,7 @@ class LazyPages:
             listening.bind(f"/proc/self/fd/{directory}/{_SOCKET}")
         finally:
             os.close(directory)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)  # of the connection, too
         listening.listen(1)
         thread = threading.Thread(
             target=self._run, args=(listening, arrived, filled, ended), name="restore-lazy-pages", daemon=True
@@ -126,8 +146,13 @@ class LazyPages:
     def __enter__(self) -> LazyPages:
         return self
 
+    def give_up(self) -> None:
+        """The time is over: nothing is filled any more, and what CRIU has made is to end."""
+        self._progress.cancel()
+
     def __exit__(self, *_: object) -> None:
         """Once CRIU has ended, however."""
+        self.give_up()
         if self._thread is not None:
             os.close(self._end)
             self._descriptors.remove(self._end)
@@ -136,6 +161,10 @@ class LazyPages:
         descriptors, self._descriptors = self._descriptors, []
         for one in descriptors:
             os.close(one)
+
+    def _opened(self, fd: int) -> int:
+        self._descriptors.append(fd)
+        return fd
 
     def _pipe(self) -> tuple[int, int]:
         ends = os.pipe2(os.O_CLOEXEC)
@@ -155,14 +184,30 @@ class LazyPages:
                     if not self._collect(connection, arrived, ended):
                         return
                     self._fill()
-                # Only now: what a process that runs gives back and takes again is to be zero, not what it was.
-                os.write(filled, b"1")
-                _wait([ended])  # CRIU says on the connection that it has finished, so it must be there
+                    if self.failure is not None:  # of a thread that answered
+                        return
+                if self._all_alive():
+                    # Only now: what a process that runs gives back and takes again is to be zero, not what it was.
+                    os.write(filled, b"1")
+                    self._wait_for_criu(ended)  # it says on the connection that it has finished, so it must be there
         except BaseException as failure:  # noqa: BLE001 (told to who waits for CRIU, whatever it is)
             self._note(failure)
         finally:
             os.close(filled)  # without a byte before: CRIU is to end
             self._descriptors.remove(filled)
+
+    def _all_alive(self) -> bool:
+        """Whether all processes are still there. One that ends is seen by CRIU until it goes on, and not afterwards."""
+        return not _wait(self._pidfds(), timeout_s=0)
+
+    def _wait_for_criu(self, ended: int) -> None:
+        """Until it has ended. One that ended a process before CRIU took leave of it makes CRIU wait for ever."""
+        if ended not in _wait([ended, *self._pidfds()]) and not _wait([ended], timeout_s=_END_S):
+            os.write(self._is_hung, b"1")
+            _wait([ended])
+
+    def _pidfds(self) -> list[int]:
+        return [process.pidfd for process in self._processes.values() if process.pidfd >= 0]
 
     def _accept(self, listening: socket.socket, ended: int) -> socket.socket | None:
         if ended in _wait([listening.fileno(), ended]):
@@ -185,11 +230,15 @@ class LazyPages:
                 return arrived in ready
 
     def _take(self, pid: int, connection: socket.socket) -> None:
-        _, received, _, _ = socket.recv_fds(connection, 1, 1)
-        if len(received) != 1:
+        uffd, sender = _receive(connection)
+        if uffd < 0:
             raise RuntimeError(f"CRIU sent no userfaultfd for process {pid}")
+        if "userfaultfd" not in str(Path(f"/proc/self/fd/{uffd}").readlink()):
+            os.close(uffd)  # CRIU's input, for one that had ended at the dump
+            return
         process = self._processes.setdefault(pid, _Process(Path(os.devnull), b"", 0))
-        process.uffd = received[0]
+        process.uffd = uffd
+        process.pidfd = self._opened(os.pidfd_open(sender))
         process.answering = threading.Thread(
             target=self._answer, args=(process,), name=f"restore-faults-{pid}", daemon=True
         )
@@ -203,15 +252,19 @@ class LazyPages:
                 transfer.answer_page_faults(process.uffd, file.fileno(), process.pieces, self._stop)
         except BaseException as failure:  # noqa: BLE001 (told to who waits for CRIU, whatever it is)
             self._note(failure)
-            uffd, process.uffd = process.uffd, -1
-            os.close(uffd)  # whoever waits goes on, to CRIU's script, and not past it
+            # Whoever waits goes on, to CRIU's script, and not past it. Its number stays taken: another restore's
+            # userfaultfd could get it, and this one's pages with it.
+            with open(os.devnull, "rb") as nothing:
+                os.dup2(nothing.fileno(), process.uffd, inheritable=False)
 
     def _note(self, failure: BaseException) -> None:
-        """The failure is told, unless it is that a process has ended: then CRIU says why."""
+        """The first failure is told, unless it is that a process has ended: then CRIU says why."""
         from woodfrog._native import transfer
 
+        if isinstance(failure, transfer.CancelledError):
+            return
         if not (isinstance(failure, transfer.TransferError) and failure.code == -errno.ESRCH):
-            self.failure = failure
+            self.failure = self.failure or failure
 
     @contextlib.contextmanager
     def _answering_ended(self) -> Iterator[None]:
@@ -237,7 +290,7 @@ class LazyPages:
                 raise self.failure or RuntimeError(f"there is no userfaultfd of process {pid}")
             if process.pieces:
                 with process.pages_file.open("rb") as file:
-                    transfer.fill_pages(process.uffd, file.fileno(), process.pieces)
+                    transfer.fill_pages(process.uffd, file.fileno(), process.pieces, progress=self._progress)
         self.seconds = time.monotonic() - begin
         ranges = sum(len(process.pieces) for process in self._processes.values()) // pagemap.PIECE_BYTES
         log.info(
@@ -249,12 +302,29 @@ class LazyPages:
         )
 
 
-def _wait(descriptors: list[int]) -> list[int]:
+def _descriptors_suffice(processes: int) -> bool:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    there = sum(1 for _ in Path("/proc/self/fd").iterdir())
+    wanted = there + _DESCRIPTORS_EACH * processes + _OTHER_DESCRIPTORS
+    return limit == resource.RLIM_INFINITY or wanted <= limit
+
+
+def _receive(connection: socket.socket) -> tuple[int, int]:
+    """A descriptor that CRIU sends, -1 if there is none, and the number here of the process that sent it."""
+    space = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(4)
+    _, messages, _, _ = connection.recvmsg(1, space, socket.MSG_CMSG_CLOEXEC)
+    found = {kind: data for _, kind, data in messages}
+    (fd,) = struct.unpack_from("=i", found.get(socket.SCM_RIGHTS, b"\xff" * 4))
+    pid, _, _ = _CREDENTIALS.unpack(found[socket.SCM_CREDENTIALS])
+    return fd, pid
+
+
+def _wait(descriptors: list[int], timeout_s: float | None = None) -> list[int]:
     """Those that can be read, or whose other end is closed; waits for one."""
     poll = select.poll()
     for one in descriptors:
         poll.register(one, select.POLLIN)
-    return [one for one, _ in poll.poll()]
+    return [one for one, _ in poll.poll(None if timeout_s is None else timeout_s * 1000)]
 
 
 def _shared_with_relatives(tasks: Sequence[Task], entries: dict[int, list[Entry]]) -> dict[int, set[int]]:

@@ -76,25 +76,25 @@ def now_ticks() -> int:
 
 
 def kill_remains(tasks: list[Task], since_ticks: int) -> None:
-    """End what a killed CRIU left of a half-restored tree.
+    """End what a killed CRIU left of a half-restored tree, and reap it where it falls to this process.
 
     The numbers were free before it began. A process that has one now, began since, and is below this process or another
     of the tree came from CRIU; whoever else got the number meanwhile is not touched.
     """
     own = {os.getpid(), *(task.pid for task in tasks)}
-    for task in reversed(tasks):
-        try:
-            pidfd = os.pidfd_open(task.pid)
-        except ProcessLookupError:
-            continue
-        try:
-            fields = Path(f"/proc/{task.pid}/stat").read_text().rpartition(")")[2].split()
-            if int(fields[1]) in own and int(fields[19]) >= since_ticks:
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-                # A child of ours has to be reaped, or its number stays taken.
-                with contextlib.suppress(ChildProcessError):
-                    os.waitid(os.P_PIDFD, pidfd, os.WEXITED)
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        finally:
-            os.close(pidfd)
+    with contextlib.ExitStack() as opened:
+        remains = []
+        for task in tasks:  # parents come before their children
+            try:
+                pidfd = os.pidfd_open(task.pid)
+                opened.callback(os.close, pidfd)
+                fields = Path(f"/proc/{task.pid}/stat").read_text().rpartition(")")[2].split()
+                if int(fields[1]) in own and int(fields[19]) >= since_ticks:
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+                    remains.append(pidfd)
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+        # Parents first: once its parent has ended a process is our child, and its number is taken until it is reaped.
+        for pidfd in remains:
+            with contextlib.suppress(ChildProcessError):
+                os.waitid(os.P_PIDFD, pidfd, os.WEXITED)

@@ -13,6 +13,8 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 
+from woodfrog.cpu import pages_by
+
 # "(00.012345)   1234: Error (criu/files-reg.c:2174): File …"; "pie: " before the pid, and in the parasite no time
 _LINE = re.compile(r"^(?:\([\d.]+\))?\s*(?:pie:\s*)?(?:\d+:\s*)?(Error|Warn)\s+\(([^)]*)\):\s*(.*)$")
 # Said on every run where the daemon lacks CAP_SYS_RESOURCE; CRIU goes on with the limit it has.
@@ -188,10 +190,23 @@ TABLE: tuple[_Known, ...] = (
         "Restore on a machine with the same or a newer CPU.",
     ),
     _known(
-        r"Cannot allocate memory|Out of memory",
+        r"Cannot allocate memory|Out of memory|lazy-pages: register \w+ failed: rc:-12\b",
         "There was not enough host memory.",
         "Free memory, and try again.",
         Kind.NO_SPACE,
+    ),
+    _known(
+        r"uffd: Unable to open an userfaultfd descriptor: (?P<why>\w.*)$|uffd: Failed to get uffd API|"
+        r"lazy-pages: register (?P<where>\w+) failed|(?:UFFD|Lazy pages) (?:is|are) not (?:supported|available)",
+        "The kernel refused to let woodfrog fill the memory of a process that was being restored (userfaultfd).",
+        f"{pages_by.VARIABLE}=criu in the daemon's environment leaves that to CRIU; then restore again.",
+    ),
+    _known(
+        # What keeps pages from being filled otherwise is told by who fills them (criu.py).
+        r"Aborting restore due to post-restore script|Can't attach to \d+: No such process",
+        "A process of the tree ended while it was being restored.",
+        "See the kernel's log for who ended it (`dmesg`), and restore again.",
+        Kind.FAILED,
     ),
     _known(
         r"CAP_CHECKPOINT_RESTORE|CAP_SYS_ADMIN|: Operation not permitted",

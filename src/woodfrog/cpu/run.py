@@ -10,21 +10,26 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import resource
 import select
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from woodfrog.cpu.gate import Gate
+
 # CRIU needs little time to die once it is killed; this bounds the wait for one stuck in the kernel (a hung filesystem).
 _KILL_WAIT_S = 10.0
 # For a dump to notice that it may not write, and to let its target go: more than what it writes at once takes.
 TAKE_BACK_S = 60.0
+# To end at a gate that was shut, of one that waits there or has not come so far: it has nothing to take back.
+SHUT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,7 @@ class Finished:
     elapsed_s: float
     output: str  # what CRIU said outside its log: little, mostly errors in its arguments
     stopped: bool = False  # it failed by itself after the time-out, since it might not write any more
+    lacked_memory: bool = False  # meanwhile the kernel ended some process of this machine for want of memory
 
 
 def run(
@@ -46,13 +52,17 @@ def run(
     variables: Mapping[str, str] | None = None,
     takes_back: bool = False,
     at_timeout: Callable[[], None] = lambda: None,
-    begins: int | None = None,
+    gate: Gate | None = None,
+    gate_s: float = 0.0,
+    hung: int | None = None,
 ) -> Finished:
     """Run the program in `work_directory`; what it prints goes to a file there, and comes back cut to 4 KiB.
     `variables`: of its environment, beside the few that it gets of ours. `takes_back`: at the time-out it is made to
     fail at its next write and given TAKE_BACK_S, before it is killed; should it have ended well, it has. `at_timeout`:
-    called before either. `begins`: the time runs from when this descriptor can be read."""
-    begin = time.monotonic()
+    called before either. `gate`: the time runs from when it is opened. When that is not within `gate_s` it is shut;
+    when it is shut, by whom ever, the program has done nothing, gets SHUT_S to end, and is killed. `hung`: a
+    descriptor; when that can be read the program is killed."""
+    begin, ended_before = time.monotonic(), _ended_for_memory()
     output_path = work_directory / "criu.out"
     environment = {name: value for name, value in os.environ.items() if name in ("PATH", "TMPDIR", "LANG")}
     environment |= variables or {}
@@ -68,21 +78,29 @@ def run(
             start_new_session=True,
             restore_signals=not takes_back,  # Python ignores SIGXFSZ, and so does the child then
         )
+    returncode: int | None = None
     stopped = False
     try:
-        returncode = _wait(child, timeout_s, begins)
-        if returncode is None:
-            at_timeout()
-        if returncode is None and takes_back:
-            _refuse_writes(child.pid)
-            returncode = _wait(child, TAKE_BACK_S)
-            stopped = bool(returncode)
+        with _pidfd(child) as ended:
+            let_on = gate is None or _is_opened(gate, gate_s, ended)
+            ready = _wait(timeout_s if let_on else SHUT_S, ended, hung)
+            if ready is None and let_on:
+                at_timeout()
+                if takes_back:
+                    _refuse_writes(child.pid)
+                    ready = _wait(TAKE_BACK_S, ended)
+                    stopped = ready == ended
+            if ready == ended:
+                returncode = child.wait()
+                stopped = stopped and returncode != 0
+            elif ready is not None or not let_on:
+                returncode = -signal.SIGKILL  # what it is ended with now
     finally:
         if child.returncode is None:
             _kill_group(child)
     text = output_path.read_bytes()[-4096:].decode(errors="replace")
     output_path.unlink(missing_ok=True)
-    return Finished(returncode, time.monotonic() - begin, text, stopped)
+    return Finished(returncode, time.monotonic() - begin, text, stopped, _ended_for_memory() > ended_before)
 
 
 def still_running(work_directory: Path) -> int | None:
@@ -103,20 +121,37 @@ def still_running(work_directory: Path) -> int | None:
     return None
 
 
-def _wait(child: subprocess.Popen[bytes], timeout_s: float, begins: int | None = None) -> int | None:
-    """How it ended; None: not in time. Popen.wait with a time-out looks only every 50 ms."""
-    ended = os.pidfd_open(child.pid)
+@contextlib.contextmanager
+def _pidfd(child: subprocess.Popen[bytes]) -> Iterator[int]:
+    """Can be read once it has ended. Popen.wait with a time-out looks only every 50 ms."""
+    fd = os.pidfd_open(child.pid)
     try:
-        if begins is not None:
-            either = select.poll()
-            for descriptor in (ended, begins):
-                either.register(descriptor, select.POLLIN)
-            either.poll()
-        poll = select.poll()
-        poll.register(ended, select.POLLIN)
-        return child.wait() if poll.poll(timeout_s * 1000) else None
+        yield fd
     finally:
-        os.close(ended)
+        os.close(fd)
+
+
+def _is_opened(gate: Gate, gate_s: float, ended: int) -> bool:
+    """Waits for that. False: it was, or is now, shut. True, too, when what would wait there has ended."""
+    if _wait(gate_s, ended, gate.decided) is None:
+        gate.shut()
+    return not gate.is_shut
+
+
+def _wait(timeout_s: float, *descriptors: int | None) -> int | None:
+    """The first of them that can be read; None: none in time."""
+    poll = select.poll()
+    for one in descriptors:
+        if one is not None:
+            poll.register(one, select.POLLIN)
+    ready = {fd for fd, _ in poll.poll(timeout_s * 1000)}
+    return next((one for one in descriptors if one in ready), None)
+
+
+def _ended_for_memory() -> int:
+    """Processes of this machine that the kernel has ended for want of memory, its own or a control group's."""
+    found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)  # Linux 4.13
+    return int(found[1]) if found else 0
 
 
 def _refuse_writes(pid: int) -> None:

@@ -296,8 +296,10 @@ class Checkpoint(FreezingOperation):
 
     def _control(self) -> None:
         if self._cpu_side is not None:  # CRIU needs a tenth of a second before it looks at the target
-            names, stop = self._control_files.names(), self._request.stop
-            self._cpu_side.begin(self._target, self._writing, names, stop=stop, timeout_s=self._limits.long_s)
+            names, stop, limits = self._control_files.names(), self._request.stop, self._limits
+            # It waits for this phase, and for what the next one does before it.
+            wait_s = limits.driver_s + limits.long_s
+            self._cpu_side.begin(self._target, self._writing, names, stop=stop, timeout_s=limits.long_s, wait_s=wait_s)
         super()._control()
 
     def _cpu(self) -> None:

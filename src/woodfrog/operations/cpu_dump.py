@@ -55,16 +55,23 @@ class CpuDump:
         log.info("CRIU's files go to %s", writer.cpu_directory)
 
     def begin(
-        self, target: FrozenTarget, writer: ImageWriter, passed_over: Sequence[str], *, stop: bool, timeout_s: float
+        self,
+        target: FrozenTarget,
+        writer: ImageWriter,
+        passed_over: Sequence[str],
+        *,
+        stop: bool,
+        timeout_s: float,
+        wait_s: float,
     ) -> None:
         """Start CRIU already, where it can be made to wait: it does nothing to the tree before `dump`, with the same
-        arguments. `passed_over`: all that the target may have then."""
+        arguments. `passed_over`: all that the target may have then. It waits until `dump`, `close`, or for `wait_s`."""
         if self._folder is None or not is_possible():
             return
         self._gate = Gate()
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="criu-dump")
         self._begun = self._starter.submit(
-            self._run, target.notes, writer, passed_over, stop=stop, timeout_s=timeout_s, gate=self._gate
+            self._run, target.notes, writer, passed_over, stop=stop, timeout_s=timeout_s, gate=self._gate, wait_s=wait_s
         )
 
     def dump(
@@ -72,7 +79,7 @@ class CpuDump:
     ) -> None:
         """The whole tree; with `stop` it stands still afterwards. Raises what Criu.dump raises; then it runs on."""
         if self._begun is not None and self._gate is not None:
-            self._gate.open()
+            self._gate.open()  # too late: the dump says so
             self.dumped = self._begun.result()
         else:
             self.dumped = self._run(target.notes, writer, passed_over, stop=stop, timeout_s=timeout_s)
@@ -88,6 +95,7 @@ class CpuDump:
         stop: bool,
         timeout_s: float,
         gate: Gate | None = None,
+        wait_s: float = 0.0,
     ) -> Dumped:
         told = self._folder.told() if self._folder is not None else nullcontext()
         with told, dump_folder(self._runtime_directory, notes) as log_folder:
@@ -102,6 +110,7 @@ class CpuDump:
                 passed_over=passed_over,
                 pages_ahead=self._pages_ahead,
                 gate=gate,
+                gate_s=wait_s,
             )
 
     def pages_cuts(self, writer: ImageWriter) -> dict[str, pagemap.PagesCut]:
@@ -112,7 +121,7 @@ class CpuDump:
         """A dump that was begun and did not come to pass is none. Safe to repeat."""
         if self._starter is not None and self._gate is not None:
             self._gate.shut()
-            self._starter.shutdown()
+            self._starter.shutdown()  # as long as CRIU takes to end: cpu.run bounds it (SHUT_S)
             self._gate.close()
         if self._folder is not None:
             self._folder.close()

@@ -23,19 +23,23 @@ from .test_gate import gates as waiting
 class Dumping:
     """A dump on a thread of its own, held at `gate`."""
 
-    def __init__(self, criu: Criu, program: Program, directory: Path, *, timeout_s: float = 60) -> None:
+    def __init__(
+        self, criu: Criu, program: Program, directory: Path, *, timeout_s: float = 60, gate_s: float = 600
+    ) -> None:
         self.gate = Gate()
         self.dumped: Dumped | None = None
         self.failure: BaseException | None = None
-        self._arguments = (criu, program.pid, directory, timeout_s)
+        self._arguments = (criu, program.pid, directory, timeout_s, gate_s)
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
         wait_until(lambda: bool(waiting(directory)), "CRIU at its gate")
 
     def _run(self) -> None:
-        criu, pid, directory, timeout_s = self._arguments
+        criu, pid, directory, timeout_s, gate_s = self._arguments
         try:
-            self.dumped = criu.dump(pid, directory, leave_running=False, gate=self.gate, timeout_s=timeout_s)
+            self.dumped = criu.dump(
+                pid, directory, leave_running=False, gate=self.gate, timeout_s=timeout_s, gate_s=gate_s
+            )
         except BaseException as failure:  # noqa: BLE001 (looked at by the test)
             self.failure = failure
 
@@ -82,10 +86,12 @@ def test_the_time_runs_from_when_the_gate_is_opened(criu: Criu, start: Start, tm
     assert_gapless(program)
 
 
-def test_a_gate_that_is_shut_ends_criu_with_nothing_done(criu: Criu, start: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize("by", ["its holder", "the time"])
+def test_a_gate_that_is_shut_ends_criu_with_nothing_done(criu: Criu, start: Start, tmp_path: Path, by: str) -> None:
     program = start()
-    dumping = Dumping(criu, program, tmp_path / "image")
-    dumping.gate.shut()
+    dumping = Dumping(criu, program, tmp_path / "image", gate_s=5 if by == "the time" else 600)
+    if by == "its holder":
+        dumping.gate.shut()
     dumping.end()
     assert isinstance(dumping.failure, GateShutError)
     assert waiting(tmp_path / "image") == []

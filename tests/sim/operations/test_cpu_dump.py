@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import select
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
+from copier import wait_until
+from held import Holds
 from product import Product
 
+from woodfrog.cpu.criu import find
 from woodfrog.cpu.options import DUMP_LOG
 from woodfrog.cpu.pages_by import VARIABLE
-from woodfrog.errors import WoodfrogError
+from woodfrog.cpu.run import still_running
+from woodfrog.errors import NoDaemonError, WoodfrogError
 from woodfrog.image.repository import ImageRepository
 
 LEFT_OUT = "Lazy pages transfer finished successfully"  # criu/cr-dump.c
@@ -60,6 +68,87 @@ def test_a_dump_that_was_begun_and_is_not_wanted_any_more_leaves_nothing(
     target.wait_steps(2)
     product.checkpoint(target)
     target.check_runs_right()
+
+
+def unwilling_criu(folder: Path, dumps: str) -> Path:
+    """CRIU, but for its dumps: these are that shell command."""
+    program = folder / "criu"
+    program.write_text(f'#!/bin/sh\ncase " $* " in *" dump "*) {dumps};; esac\nexec "{find().path}" "$@"\n')
+    program.chmod(0o755)
+    return program
+
+
+def test_criu_that_ends_before_its_gate_fails_the_checkpoint_and_the_target_runs_on(
+    make_product: Callable[..., Product], tmp_path: Path
+) -> None:
+    criu = unwilling_criu(tmp_path, "echo it does not like this machine; exit 3")
+    product = make_product(environment={"WOODFROG_CRIU": str(criu)})
+    target = product.run()
+    with pytest.raises(WoodfrogError, match="CRIU failed: it does not like this machine"):
+        product.checkpoint(target)
+    assert criu_folders(product) == []
+    target.check_runs_right()
+
+
+def test_a_checkpoint_that_fails_does_not_wait_for_criu_that_hangs_before_its_gate(
+    make_product: Callable[..., Product], tmp_path: Path
+) -> None:
+    criu = unwilling_criu(tmp_path, f"echo $$ >{tmp_path}/pid; exec sleep 6000")
+    state = tmp_path / "faults"
+    state.mkdir()
+    product = make_product(
+        environment={
+            "WOODFROG_CRIU": str(criu),
+            "WOODFROG_FAULTS": "checkpoint.control.after:error",
+            "WOODFROG_FAULTS_STATE": str(state),
+        }
+    )
+    target = product.run()
+    with pytest.raises(WoodfrogError, match=r"checkpoint\.control\.after"):
+        product.checkpoint(target)
+    assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists()
+    assert criu_folders(product) == []
+    target.check_runs_right()
+
+
+def test_criu_at_its_gate_ends_with_a_killed_daemon_and_the_target_runs_on(
+    make_product: Callable[..., Product], tmp_path: Path
+) -> None:
+    holds = Holds(tmp_path / "faults", "checkpoint.control.after")
+    product = make_product(environment=holds.environment)
+    target = product.run()
+    criu: list[int] = []
+
+    def kill_the_daemon() -> None:
+        with holds.at("checkpoint.control.after", lambda: product.checkpoint(target)):
+            wait_until(lambda: bool(at_gate(product)), "CRIU at its gate")
+            criu.append(os.pidfd_open(at_gate(product)))
+            product.kill_daemon()
+
+    with pytest.raises(NoDaemonError):
+        kill_the_daemon()
+    (ended,) = criu
+    assert select.select([ended], [], [], 60)[0], "CRIU ends by itself"
+    os.close(ended)
+    assert tracer(target.pid) == 0
+    target.wait_steps(2)
+    product.checkpoint(target)
+    target.check_runs_right()
+
+
+def at_gate(product: Product) -> int:
+    """CRIU that waits there for a dump; 0: none."""
+    for work in product.runtime.glob("checkpoint-*/criu-*"):
+        with suppress(psutil.NoSuchProcess):  # a child that CRIU has only for a moment
+            criu = still_running(work)
+            if criu and any(child.name() == "woodfrog-gate" for child in psutil.Process(criu).children()):
+                return criu
+    return 0
+
+
+def tracer(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("TracerPid:"))
 
 
 def criu_folders(product: Product) -> list[Path]:

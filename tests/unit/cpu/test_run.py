@@ -6,13 +6,17 @@ import contextlib
 import errno
 import os
 import select
+import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from woodfrog.cpu import run as run_module
+from woodfrog.cpu.gate import Gate
 from woodfrog.cpu.run import run, still_running
 
 
@@ -101,6 +105,88 @@ def test_what_is_to_be_done_at_a_time_out_is_done_before_the_program_is_stopped(
         run(python("pass"), timeout_s=30, work_directory=tmp_path, at_timeout=lambda: called.append(1)).returncode == 0
     )
     assert called == []
+
+
+def at_gate(gate: Gate, then: str) -> list[str]:
+    """What CRIU's action script does: waits for a byte, and goes on with `then` if there was one."""
+    return python("import os, time", f"if not os.read({gate.fd}, 1): raise SystemExit(5)", then)
+
+
+@pytest.fixture
+def gate() -> Iterator[Gate]:
+    made = Gate()
+    yield made
+    made.close()
+
+
+def test_the_time_runs_from_when_the_gate_is_opened(tmp_path: Path, gate: Gate) -> None:
+    opening = threading.Timer(1.5, gate.open)
+    opening.start()
+    finished = run(
+        at_gate(gate, "time.sleep(600)"),
+        timeout_s=0.5,
+        work_directory=tmp_path,
+        pass_fds=(gate.fd,),
+        gate=gate,
+        gate_s=60,
+    )
+    opening.join()
+    assert finished.returncode is None
+    assert finished.elapsed_s >= 2
+    assert not gate.shut(), "it was opened"
+
+
+def test_what_is_not_let_on_in_time_ends_by_itself(tmp_path: Path, gate: Gate) -> None:
+    finished = run(
+        at_gate(gate, "pass"), timeout_s=600, work_directory=tmp_path, pass_fds=(gate.fd,), gate=gate, gate_s=0.3
+    )
+    assert finished.returncode == 5
+    assert gate.is_shut
+    assert not gate.open(), "it is too late"
+
+
+@pytest.mark.parametrize("takes_back", [True, False])
+def test_what_hangs_before_a_gate_that_is_shut_is_killed_soon(
+    tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch, takes_back: bool
+) -> None:
+    monkeypatch.setattr(run_module, "SHUT_S", 0.5)
+    gate.shut()
+    finished = run(
+        python("import time; time.sleep(600)"),
+        timeout_s=600,
+        work_directory=tmp_path,
+        gate=gate,
+        gate_s=600,
+        takes_back=takes_back,
+    )
+    assert finished.returncode == -signal.SIGKILL
+    assert finished.elapsed_s < 60
+
+
+def test_what_ends_before_its_gate_is_opened_is_not_waited_for(tmp_path: Path, gate: Gate) -> None:
+    finished = run(python("raise SystemExit(6)"), timeout_s=600, work_directory=tmp_path, gate=gate, gate_s=600)
+    assert finished.returncode == 6
+    assert gate.open(), "nobody has shut it"
+
+
+def test_what_is_known_to_hang_is_killed_at_once(tmp_path: Path) -> None:
+    hung, tell = os.pipe()
+    os.write(tell, b"1")
+    finished = run(python("import time; time.sleep(600)"), timeout_s=600, work_directory=tmp_path, hung=hung)
+    os.close(hung)
+    os.close(tell)
+    assert finished.returncode == -signal.SIGKILL
+    assert finished.elapsed_s < 60
+
+
+def test_a_process_of_the_machine_that_the_kernel_ends_for_want_of_memory_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run_module._ended_for_memory() >= 0
+    counted = iter([3, 4, 4, 4])
+    monkeypatch.setattr(run_module, "_ended_for_memory", lambda: next(counted))
+    assert run(python("pass"), timeout_s=60, work_directory=tmp_path).lacked_memory
+    assert not run(python("pass"), timeout_s=60, work_directory=tmp_path).lacked_memory
 
 
 def test_it_has_no_input_and_its_own_session(tmp_path: Path) -> None:
