@@ -32,6 +32,16 @@ PRESENT = 1 << 2  # flags: the pages are in the pages file
 _NAME = re.compile(r"pagemap-(?:shmem-)?([0-9]{1,20})\.img")
 _OF_PROCESS = re.compile(r"pagemap-([0-9]{1,10})\.img")
 _MAX_BYTES = 64 << 20  # of one pagemap: some three million ranges, more than a kernel lets a process map
+_MOST_BYTES = 1 << 63  # of memory, and of a file
+# A record with its length, which must be that of what follows: address, pages, flags in one byte, pages once more.
+_VALUE = rb"([\x80-\xff]{0,7}[\x00-\x7f])"
+_AS_CRIU_WRITES = re.compile(
+    rb"[\x00-\x7f]\0\0\0\x08" + _VALUE + rb"(?:\x10" + _VALUE + rb")?\x20([\x00-\x7f])(?:\x28" + _VALUE + rb")?",
+    re.DOTALL,
+)
+# Address, pages and flags of a range; where its flags are in the file, -1 unless it is as CRIU writes it; its begin and
+# end there, the length before it left out.
+_Range = tuple[int, int, int, int, int, int]
 
 
 class Entry(NamedTuple):
@@ -81,10 +91,8 @@ def paths(directory: Path) -> dict[int, Path]:
 
 def read(path: Path) -> tuple[str, Iterator[Entry]]:
     """The name of the pages file, and all entries, in their order. BadImageError, while they are read too."""
-    if path.stat().st_size > _MAX_BYTES:
-        raise BadImageError(f"{path.name} is too large")
-    records = protobuf.records(path, _PAGEMAP_MAGIC)
-    return _pages_name(path, next(records, {})), map(_entry, records)
+    name, ranges = _parse(path, _contents(path))
+    return name, (Entry(address, pages, flags) for address, pages, flags, *_ in ranges)
 
 
 class Completed(NamedTuple):
@@ -98,49 +106,46 @@ class Completed(NamedTuple):
 
 
 def completed(path: Path) -> Completed:
-    """Of a dump that left out what may be filled later. Made for the time in which a target stands still: a large
-    program has thousands of ranges, and this takes a third of the time of `read`. BadImageError."""
-    if path.stat().st_size > _MAX_BYTES:
-        raise BadImageError(f"{path.name} is too large")
+    """Of a dump that left out what may be filled later. The target stands still meanwhile, and CRIU has just written
+    it: whatever is legal and not as it writes it is a BadImageError too."""
     page_bytes = os.sysconf("SC_PAGE_SIZE")
-    data = path.read_bytes()
+    data = _contents(path)
     out = bytearray(data)
     packed = array("Q")
-    name = ""
     offset = left_out_bytes = 0
-    for start, end in protobuf.spans(path, data, _PAGEMAP_MAGIC):
-        if not name:
-            name = _pages_name(path, protobuf.fields_of(path, data[start:end]))
-            continue
-        address, pages, flags, flags_at = _quickly(path, data, start, end)
+    name, ranges = _parse(path, data)
+    for address, pages, flags, flags_at, _, _ in ranges:
+        if flags_at < 0:
+            raise protobuf.damaged(path, "a range has other fields than expected")
         if not flags & (LAZY | PRESENT):
             continue
         size = pages * page_bytes
-        if address + size + offset >= 1 << 63:
-            raise protobuf.damaged(path, "it claims more pages than there can be")
         packed.extend((address, size, offset))
         offset += size
         if not flags & PRESENT:
             left_out_bytes += size
             out[flags_at] |= PRESENT
-    if not name:
-        raise BadImageError(f"{path.name} does not begin with its head")
     return Completed(name, packed.tobytes(), offset, left_out_bytes, bytes(out))
 
 
 def with_flags(path: Path, flags: Callable[[Entry], int]) -> bytes:
     """The pagemap with the flags of each entry replaced; all else is carried over byte for byte."""
-    data = path.read_bytes()
-    out = bytearray(data[:8])
-    for number, (start, end) in enumerate(protobuf.spans(path, data, _PAGEMAP_MAGIC)):
-        record = data[start:end]
-        if number > 0:
-            entry = _entry(protobuf.fields_of(path, record))
-            if (wanted := flags(entry)) != entry.flags:
-                rest = protobuf.without(path, record, _FLAGS)
-                record = rest + protobuf.tag(_FLAGS, 0) + protobuf.varint(wanted)
-        out += struct.pack("<I", len(record)) + record
-    return bytes(out)
+    data = _contents(path)
+    out = bytearray()
+    done = 0  # what of `data` is in `out`
+    for address, pages, found, flags_at, start, end in _parse(path, data)[1]:
+        wanted = flags(Entry(address, pages, found))
+        if wanted == found:
+            continue
+        if flags_at >= 0 and wanted < 0x80:
+            out += data[done:flags_at]
+            out.append(wanted)
+            done = flags_at + 1
+        else:
+            record = protobuf.without(path, data[start:end], _FLAGS) + protobuf.tag(_FLAGS, 0) + protobuf.varint(wanted)
+            out += data[done : start - 4] + struct.pack("<I", len(record)) + record
+            done = end
+    return bytes(out + data[done:])
 
 
 def pieces(placed: Iterable[tuple[Entry, int]]) -> bytes:
@@ -162,53 +167,69 @@ def placed(entries: Iterable[Entry], kinds: int = PRESENT) -> Iterator[tuple[Ent
             offset += entry.pages * page_bytes
 
 
-def _pages_name(path: Path, head: protobuf.Fields) -> str:
-    number = _last(head, _HEAD_PAGES_ID)
-    if number is None:
-        raise BadImageError(f"{path.name} does not begin with its head")
-    return f"pages-{number}.img"
+def _contents(path: Path) -> bytes:
+    if path.stat().st_size > _MAX_BYTES:
+        raise protobuf.damaged(path, f"it is larger than {_MAX_BYTES >> 20} MiB")
+    return path.read_bytes()
 
 
-def _quickly(path: Path, data: bytes, start: int, end: int) -> tuple[int, int, int, int]:
-    """Address, pages and flags of the range in data[start:end], and where its flags are, in one byte: as CRIU writes
-    them, numbers with keys of one byte. BadImageError for whatever else may be legal."""
-    found = [0] * 6
-    flags_at = -1
-    position = start
-    while position < end:
-        key = data[position]
-        position += 1
-        value = shift = 0
-        while position < end:
-            byte = data[position]
-            position += 1
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80 or shift >= 63:
-                break
-            shift += 7
+def _parse(path: Path, data: bytes) -> tuple[str, Iterator[_Range]]:
+    """The name of the pages file, and the ranges. BadImageError, while they are read too."""
+    head = next(protobuf.spans(path, data, _PAGEMAP_MAGIC), None)
+    number = _last(protobuf.fields_of(path, data[slice(*head)]), _HEAD_PAGES_ID) if head is not None else None
+    if head is None or number is None:
+        raise protobuf.damaged(path, "it does not begin with its head")
+    return f"pages-{number}.img", _ranges(path, data, head[1])
+
+
+def _ranges(path: Path, data: bytes, position: int) -> Iterator[_Range]:
+    """Those from there on. A large program has 100,000, and it stands still meanwhile, or waits to be restored: what is
+    as CRIU writes it is taken apart by one regular expression, which leaves all else to the way for any message."""
+    page_bytes = os.sysconf("SC_PAGE_SIZE")
+    most_pages = _MOST_BYTES // page_bytes
+    total = 0
+    counts: dict[bytes, int] = {}  # there are few of them
+    usual, size = _AS_CRIU_WRITES.match, len(data)
+    while position < size:
+        found = usual(data, position)
+        if found is not None and (end := found.end()) - position - 4 == data[position]:
+            address = _number(found[1])
+            count = found[4] or found[2] or b"\0"
+            if (known := counts.get(count)) is None:
+                known = counts[count] = _number(count)
+            pages, flags_at = known, found.start(3)
+            flags, start = data[flags_at], position + 4
         else:
-            raise protobuf.damaged(path, "a range is cut off")
-        if key & 0x87 or key >> 3 > _PAGES or byte >= 0x80:
-            raise protobuf.damaged(path, "a range has other fields than expected")
-        found[key >> 3] = value
-        if key >> 3 == _FLAGS:
-            flags_at = position - 1
-    pages = found[_PAGES] or found[_PAGES_32]
-    if flags_at < 0 or found[_FLAGS] >= 0x80 or not pages:
-        raise protobuf.damaged(path, "a range has no flags, or no pages")
-    return found[_VADDR], pages, found[_FLAGS], flags_at
+            start, end = next(protobuf.spans_from(path, data, position))
+            address, pages, flags = _any_range(path, data[start:end])
+            flags_at = -1
+        total += pages
+        if not pages or total >= most_pages or address + pages * page_bytes >= _MOST_BYTES:
+            raise protobuf.damaged(path, "it claims no pages, or more than there can be")
+        yield address, pages, flags, flags_at, start, end
+        position = end
 
 
-def _entry(fields: protobuf.Fields) -> Entry:
+def _number(data: bytes) -> int:
+    """A number of protobuf in at most 8 bytes: seven bits of each, least first, all bytes at once."""
+    value = int.from_bytes(data, "little")
+    value = value & 0x007F007F007F007F | value >> 1 & 0x3F803F803F803F80
+    value = value & 0x00003FFF00003FFF | value >> 2 & 0x0FFFC0000FFFC000
+    return value & 0x0FFFFFFF | value >> 4 & 0xFFFFFFF0000000
+
+
+def _any_range(path: Path, data: bytes) -> tuple[int, int, int]:
+    """Address, pages and flags of one record."""
+    fields = protobuf.fields_of(path, data)
     address, pages = _last(fields, _VADDR), _last(fields, _PAGES)
     if pages is None:
         pages = _last(fields, _PAGES_32)
     if address is None or pages is None:
-        raise BadImageError("a range of a pagemap has no address or no length")
+        raise protobuf.damaged(path, "a range has no address or no length")
     flags = _last(fields, _FLAGS)
     if flags is None:  # what CRIU takes an entry without flags for
         flags = 0 if _last(fields, _IN_PARENT) else PRESENT
-    return Entry(address, pages, flags)
+    return address, pages, flags
 
 
 def _last(fields: protobuf.Fields, number: int) -> int | None:

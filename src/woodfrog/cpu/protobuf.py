@@ -36,7 +36,11 @@ def records(path: Path, magic: int) -> Iterator[Fields]:
 def spans(path: Path, data: bytes, magic: int) -> Iterator[tuple[int, int]]:
     if len(data) < 8 or struct.unpack_from("<II", data) != (_COMMON_MAGIC, magic):
         raise damaged(path, "it does not begin with CRIU's magic numbers")
-    position = 8
+    yield from spans_from(path, data, 8)
+
+
+def spans_from(path: Path, data: bytes, position: int) -> Iterator[tuple[int, int]]:
+    """Begin and end of each record, from the one whose length is at `position` on."""
     while position < len(data):
         if len(data) - position < 4:
             raise damaged(path, "it ends within a record")

@@ -10,6 +10,7 @@ import os
 import random
 import struct
 from array import array
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -219,6 +220,70 @@ def test_flags_are_replaced_and_nothing_else(tmp_path: Path) -> None:
     assert pagemap.with_flags(tmp_path / "pagemap-1.img", lambda one: one.flags) == image(
         fields(f1=3, f50=1), first, unknown, last
     )
+
+
+def padded(number: int, value: int) -> bytes:
+    """A field whose value has a byte more than it needs: legal, and nobody's way of writing it."""
+    shortest = varint(value)
+    return varint(number << 3) + bytes(byte | 0x80 for byte in shortest) + b"\x00"
+
+
+# Ways to write one range. All are legal; only the first ones are CRIU's.
+STYLES: list[Callable[[int, int, int], bytes]] = [
+    lambda address, pages, flags: fields(f1=address, f2=pages & 0xFFFF_FFFF, f4=flags, f5=pages),
+    lambda address, pages, flags: fields(f1=address, f4=flags, f5=pages),
+    lambda address, pages, flags: fields(f1=address, f2=pages, f4=flags),
+    lambda address, pages, flags: fields(f4=flags, f5=pages, f1=address),
+    lambda address, pages, flags: fields(f1=address, f2=pages, f4=flags, f5=pages, f99=7),
+    lambda address, pages, flags: fields(f1=1, f4=1) + fields(f1=address, f4=flags, f5=pages),
+    lambda address, pages, flags: padded(1, address) + padded(5, pages) + padded(4, flags),
+    lambda address, pages, flags: fields(f1=address, f5=pages) + padded(4, flags),
+    lambda address, pages, flags: fields(f1=address, f2=pages, f3=1, f4=flags, f5=pages),
+]
+written = st.lists(
+    st.tuples(st.integers(0, 1 << 60), st.integers(1, 1 << 36), st.integers(0, 300), st.sampled_from(STYLES)),
+    max_size=8,
+)
+
+
+@examples
+@given(written)
+def test_a_range_is_read_the_same_however_it_is_written(
+    tmp_path: Path, ranges: list[tuple[int, int, int, Callable[[int, int, int], bytes]]]
+) -> None:
+    path = tmp_path / "pagemap-7.img"
+    path.write_bytes(image(fields(f1=3), *(style(*one) for *one, style in ranges)))
+    name, found = pagemap.read(path)
+    expected = [pagemap.Entry(*one) for *one, _ in ranges]
+    assert (name, list(found)) == ("pages-3.img", expected)
+    more = pagemap.with_flags(path, lambda one: one.flags + 1)
+    path.write_bytes(more)
+    assert list(pagemap.read(path)[1]) == [pagemap.Entry(*one[:2], one.flags + 1) for one in expected]
+
+
+UNREADABLE: dict[str, bytes] = {
+    "no pages": image(fields(f1=3), entry(BASE, 0)),
+    "more pages than there can be": image(fields(f1=3), entry(BASE, 1 << 60)),
+    "more pages than a number has": image(fields(f1=3), entry(BASE, (1 << 64) - 1)),
+    "an address behind all memory": image(fields(f1=3), entry((1 << 63) - PAGE, 1)),
+    "more pages together than there can be": image(fields(f1=3), *[entry(0, (1 << 50) - 1)] * 3),
+    "a number of eleven bytes": image(fields(f1=3), b"\x08" + b"\xff" * 20 + entry(BASE, 1)),
+    "no end": image(fields(f1=3), entry(BASE, 1))[:-1],
+    "a length that is not that of the record": image(fields(f1=3)) + struct.pack("<I", 200) + entry(BASE, 1),
+}
+
+
+@pytest.mark.parametrize("what", UNREADABLE)
+def test_what_cannot_be_is_refused_by_all_who_read_a_pagemap(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "pagemap-7.img"
+    path.write_bytes(UNREADABLE[what])
+    for look in (
+        lambda: list(pagemap.read(path)[1]),
+        lambda: pagemap.completed(path),
+        lambda: pagemap.with_flags(path, lambda one: one.flags),
+    ):
+        with pytest.raises(BadImageError, match=r"pagemap-7\.img cannot be used"):
+            look()
 
 
 ranges = st.lists(
