@@ -8,7 +8,6 @@
 #include <cstring>
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
-#include <optional>
 #include <poll.h>
 #include <sched.h>
 #include <sys/ioctl.h>
@@ -30,27 +29,31 @@ constexpr uint64_t share_bytes = 1 << 20; // of a thread at a time
 
 const uint64_t page_bytes = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
 
-// Copies the beginning of a piece, and returns the bytes that are there now: 0 if its first page was there already.
-// Nothing for a piece that reaches over the end of one mapping of the process: half of it may not.
-std::optional<uint64_t> copy_beginning(int uffd, const char *source, const PageRange &piece) {
-    while (true) {
-        uffdio_copy copy{};
-        copy.dst = piece.address;
-        copy.src = reinterpret_cast<uint64_t>(source);
-        copy.len = piece.size;
-        if (ioctl(uffd, UFFDIO_COPY, &copy) == 0)
-            return piece.size;
-        const int error = errno;
-        if (copy.copy > 0)
-            return static_cast<uint64_t>(copy.copy);
-        if (error == EEXIST)
-            return 0;
-        if (error == ENOENT && piece.size > page_bytes)
-            return std::nullopt;
-        if (error != EAGAIN) // its mappings are changing, and whoever changes them waits for the event to be read
-            throw_errno(error, "UFFDIO_COPY", "a page of a process that is being restored");
-        sched_yield();
-    }
+// What became of a copy: `bytes` of its beginning are there now. Otherwise its first page was there already; or it
+// reaches over the end of one mapping of the process, half of it may not; or the process's mappings are changing, and
+// whoever changes them waits for the event to be read.
+struct Copied {
+    enum { copied, there_already, reaches_over, changing } what;
+    uint64_t bytes = 0;
+};
+
+Copied copy_beginning(int uffd, const char *source, const PageRange &piece) {
+    uffdio_copy copy{};
+    copy.dst = piece.address;
+    copy.src = reinterpret_cast<uint64_t>(source);
+    copy.len = piece.size;
+    if (ioctl(uffd, UFFDIO_COPY, &copy) == 0)
+        return {Copied::copied, piece.size};
+    const int error = errno;
+    if (copy.copy > 0)
+        return {Copied::copied, static_cast<uint64_t>(copy.copy)};
+    if (error == EEXIST)
+        return {Copied::there_already};
+    if (error == ENOENT && piece.size > page_bytes)
+        return {Copied::reaches_over};
+    if (error == EAGAIN)
+        return {Copied::changing};
+    throw_errno(error, "UFFDIO_COPY", "a page of a process that is being restored");
 }
 
 void wake(int uffd, uint64_t address) {
@@ -59,41 +62,52 @@ void wake(int uffd, uint64_t address) {
         throw_errno(errno, "UFFDIO_WAKE", "");
 }
 
-void fill_piece(int uffd, const FileMapping &file, PageRange piece) {
+void fill_piece(int uffd, const FileMapping &file, PageRange piece, transfer::Progress &progress) {
+    uint64_t size = piece.size; // to try
     while (piece.size > 0) {
-        PageRange part = piece;
-        std::optional<uint64_t> done;
-        while (!(done = copy_beginning(uffd, file.at(part.offset), part)))
-            part.size = (part.size / page_bytes + 1) / 2 * page_bytes;
-        const uint64_t passed = *done > 0 ? *done : page_bytes;
+        const Copied copied = copy_beginning(uffd, file.at(piece.offset), {piece.address, size, piece.offset});
+        if (copied.what == Copied::reaches_over) {
+            size = (size / page_bytes + 1) / 2 * page_bytes;
+            continue;
+        }
+        if (copied.what == Copied::changing) {
+            progress.check();
+            sched_yield();
+            continue;
+        }
+        const uint64_t passed = copied.what == Copied::copied ? copied.bytes : page_bytes;
         piece.address += passed;
         piece.offset += passed;
         piece.size -= passed;
+        size = piece.size;
     }
 }
 
-void zero(int uffd, uint64_t address) {
+// False: not now, as above.
+bool zero(int uffd, uint64_t address) {
     uffdio_zeropage request{};
     request.range = {address, page_bytes};
-    while (ioctl(uffd, UFFDIO_ZEROPAGE, &request) != 0) {
-        if (errno == EEXIST)
-            return wake(uffd, address);
-        if (errno != EAGAIN)
-            throw_errno(errno, "UFFDIO_ZEROPAGE", "");
-        sched_yield();
-    }
+    if (ioctl(uffd, UFFDIO_ZEROPAGE, &request) == 0)
+        return true;
+    if (errno == EAGAIN)
+        return false;
+    if (errno != EEXIST)
+        throw_errno(errno, "UFFDIO_ZEROPAGE", "");
+    wake(uffd, address);
+    return true;
 }
 
-void answer(int uffd, const FileMapping &file, const std::vector<PageRange> &pieces, uint64_t address) {
-    address &= ~(page_bytes - 1);
+bool answer(int uffd, const FileMapping &file, const std::vector<PageRange> &pieces, uint64_t address) {
     const auto behind = std::upper_bound(pieces.begin(), pieces.end(), address,
                                          [](uint64_t one, const PageRange &piece) { return one < piece.address; });
     if (behind == pieces.begin() || address >= std::prev(behind)->address + std::prev(behind)->size)
         return zero(uffd, address);
     const PageRange &piece = *std::prev(behind);
     const PageRange page = {address, page_bytes, piece.offset + (address - piece.address)};
-    if (copy_beginning(uffd, file.at(page.offset), page) == 0)
+    const Copied copied = copy_beginning(uffd, file.at(page.offset), page);
+    if (copied.what == Copied::there_already)
         wake(uffd, address);
+    return copied.what != Copied::changing;
 }
 
 } // namespace
@@ -127,7 +141,7 @@ void fill_pages(int uffd, int fd, const std::vector<PageRange> &pieces, unsigned
         // below would say EFAULT whatever it is.
         if (madvise(file.at(share.offset), share.size, MADV_POPULATE_READ) != 0 && errno != EINVAL)
             throw_errno(errno == EFAULT ? EIO : errno, "madvise", "a file of pages");
-        fill_piece(uffd, file, share);
+        fill_piece(uffd, file, share, progress);
         progress.add(share.size);
     });
 }
@@ -135,26 +149,27 @@ void fill_pages(int uffd, int fd, const std::vector<PageRange> &pieces, unsigned
 void answer_page_faults(int uffd, int fd, const std::vector<PageRange> &pieces, int stop_fd) {
     const FileMapping file(fd, pieces, false);
     std::array<pollfd, 2> watched = {{{uffd, POLLIN, 0}, {stop_fd, POLLIN, 0}}};
+    std::vector<uint64_t> touched; // and not answered yet
     while (true) {
-        if (poll(watched.data(), watched.size(), -1) < 0 && errno != EINTR)
+        // The event that some of them wait for may come to be read, or be over; of that nothing is told.
+        if (poll(watched.data(), watched.size(), touched.empty() ? -1 : 1) < 0 && errno != EINTR)
             throw_errno(errno, "poll", "a userfaultfd");
         if (watched[1].revents != 0)
             return;
         if (watched[0].revents & (POLLERR | POLLHUP))
             throw_errno(ESRCH, "poll", "a userfaultfd");
         std::array<uffd_msg, 32> messages;
-        const ssize_t got = read(uffd, messages.data(), sizeof messages);
-        if (got < 0 && (errno == EAGAIN || errno == EINTR))
-            continue;
-        if (got < 0)
+        const ssize_t got = watched[0].revents ? read(uffd, messages.data(), sizeof messages) : 0;
+        if (got < 0 && errno != EAGAIN && errno != EINTR)
             throw_errno(errno, "read", "a userfaultfd");
-        for (size_t number = 0; number < static_cast<size_t>(got) / sizeof(uffd_msg); ++number) {
-            const uffd_msg &message = messages[number];
+        for (ssize_t number = 0; number < got / static_cast<ssize_t>(sizeof(uffd_msg)); ++number) {
+            const uffd_msg &message = messages[static_cast<size_t>(number)];
             if (message.event == UFFD_EVENT_PAGEFAULT)
-                answer(uffd, file, pieces, message.arg.pagefault.address);
+                touched.push_back(message.arg.pagefault.address & ~(page_bytes - 1));
             else if (message.event == UFFD_EVENT_FORK) // nothing of the tree runs yet that could
                 close(static_cast<int>(message.arg.fork.ufd));
         }
+        std::erase_if(touched, [&](uint64_t address) { return answer(uffd, file, pieces, address); });
     }
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import mmap
 import os
@@ -12,10 +13,11 @@ import subprocess
 import sys
 import threading
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from refused_calls import Call, Refusing, listen
 
 from woodfrog._native import transfer
 
@@ -127,6 +129,119 @@ def test_a_page_that_is_touched_before_comes_at_once_and_what_is_no_page_is_zero
     os.close(stop)
     transfer.fill_pages(uffd, fd, pieces)
     assert memory[2 * PAGE : 12 * PAGE] == contents[5 * PAGE : 15 * PAGE]
+
+
+class Changing:
+    """Memory whose mappings change, as the kernel says it, for so many attempts to put a page there."""
+
+    def __init__(self, attempts: int) -> None:
+        self.left = attempts
+        self.asked = threading.Event()
+
+    def __call__(self, call: Call) -> int:
+        self.asked.set()
+        self.left -= 1
+        return errno.EAGAIN if self.left >= 0 else 0
+
+
+def watched(refusing: Refusing, work: Callable[[], object]) -> threading.Thread:
+    """A thread that does it, and that `refusing` is asked about."""
+
+    def run() -> None:
+        refusing.watch(listen())
+        work()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+def test_pages_wait_for_mappings_that_change(uffd: int, pages_file: tuple[int, bytes]) -> None:
+    fd, contents = pages_file
+    memory = registered(uffd, 4)
+    stop, stopped = os.pipe()
+    pieces = packed((address_of(memory), 4 * PAGE, 0))
+    with Refusing(Changing(20)) as refusing:
+        answering = watched(refusing, lambda: transfer.answer_page_faults(uffd, fd, pieces, stop))
+        wanted = ctypes.create_string_buffer(contents[2 * PAGE : 3 * PAGE], PAGE)
+        assert _libc.memcmp(wanted, ctypes.c_void_p(address_of(memory) + 2 * PAGE), PAGE) == 0
+        os.close(stopped)
+        answering.join()
+        watched(refusing, lambda: transfer.fill_pages(uffd, fd, pieces)).join()
+    os.close(stop)
+    assert len(refusing.refused) == 20
+    assert memory[:] == contents[: 4 * PAGE]
+
+
+def test_whoever_waits_for_mappings_that_change_can_be_told_to_stop(uffd: int, pages_file: tuple[int, bytes]) -> None:
+    fd, _ = pages_file
+    memory = registered(uffd, 4)
+    pieces = packed((address_of(memory), 4 * PAGE, 0))
+    stop, stopped = os.pipe()
+    progress = transfer.Progress()
+    cancelled: list[BaseException] = []
+
+    def fill() -> None:
+        try:
+            transfer.fill_pages(uffd, fd, pieces, progress=progress)
+        except transfer.CancelledError as failure:
+            cancelled.append(failure)
+
+    for_ever = Changing(1 << 60)
+    with Refusing(for_ever) as refusing:
+        filling = watched(refusing, fill)
+        assert for_ever.asked.wait(60)
+        progress.cancel()
+        filling.join(60)
+        for_ever.asked.clear()
+        answering = watched(refusing, lambda: transfer.answer_page_faults(uffd, fd, pieces, stop))
+        touching = threading.Thread(target=_libc.memchr, args=(ctypes.c_void_p(address_of(memory)), 1, 1))
+        touching.start()
+        assert for_ever.asked.wait(60)
+        os.close(stopped)
+        answering.join(60)
+    assert not filling.is_alive()
+    assert len(cancelled) == 1
+    assert not answering.is_alive()
+    os.close(stop)
+    transfer.fill_pages(uffd, fd, pieces)  # and whoever touched it goes on
+    touching.join()
+
+
+def failure_of_filling(refusing: Refusing, uffd: int, fd: int, pieces: bytes) -> int:
+    """The code of the TransferError, on one thread that `refusing` is asked about."""
+    failures: list[int] = []
+
+    def fill() -> None:
+        with pytest.raises(transfer.TransferError) as caught:
+            transfer.fill_pages(uffd, fd, pieces, threads=1)
+        failures.append(caught.value.code)
+
+    watched(refusing, fill).join()
+    return failures[0]
+
+
+def test_memory_that_runs_out_is_told(uffd: int, pages_file: tuple[int, bytes]) -> None:
+    memory = registered(uffd, 4)
+    with Refusing(lambda call: errno.ENOMEM) as refusing:
+        code = failure_of_filling(refusing, uffd, pages_file[0], packed((address_of(memory), 4 * PAGE, 0)))
+    assert code == -errno.ENOMEM
+
+
+def test_a_file_whose_pages_can_no_longer_be_read_is_told(uffd: int) -> None:
+    """It becomes shorter with the first copy, of 1 MiB."""
+    memory = registered(uffd, 512)
+    fd = os.memfd_create("pages")
+    os.truncate(fd, 512 * PAGE)
+
+    def shorten(call: Call) -> int:
+        os.truncate(fd, 256 * PAGE)
+        return 0
+
+    with Refusing(shorten) as refusing:
+        code = failure_of_filling(refusing, uffd, fd, packed((address_of(memory), 512 * PAGE, 0)))
+    os.close(fd)
+    assert code == -errno.EIO
 
 
 def test_memory_that_is_not_registered_is_an_error(uffd: int, pages_file: tuple[int, bytes]) -> None:
