@@ -261,7 +261,7 @@ class LazyPages:
         """The first failure is told, unless it is that a process has ended: then CRIU says why."""
         from woodfrog._native import transfer
 
-        if isinstance(failure, transfer.CancelledError):
+        if isinstance(failure, transfer.CancelledError | ProcessLookupError):
             return
         if not (isinstance(failure, transfer.TransferError) and failure.code == -errno.ESRCH):
             self.failure = self.failure or failure

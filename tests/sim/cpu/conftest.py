@@ -19,6 +19,8 @@ from subreaper import subreaper
 
 from woodfrog.cpu import criu as criu_module
 from woodfrog.cpu.criu import Criu, Restored
+from woodfrog.operations import room
+from woodfrog.operations.memory_folder import MemoryFolder
 from woodfrog.target.reaper import Reaper
 
 from .programs import COUNTER, Program, end, kill_session, reap_session, wait_until
@@ -74,6 +76,16 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Program]]:
         program.process.kill()  # one without a session of its own
         program.process.wait()
         reap_session(program.pid)
+
+
+@pytest.fixture
+def small_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[MemoryFolder]:
+    """For dumps, in memory: as it would be had the target had nothing when it was looked at."""
+    monkeypatch.setattr(room, "host_available_bytes", lambda: room.HOST_RESERVE_BYTES)
+    folder = MemoryFolder.make(0)
+    assert folder is not None
+    yield folder
+    folder.close()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import stat
 import tempfile
@@ -12,16 +11,25 @@ from pathlib import Path
 
 import pytest
 
-from woodfrog.cpu import processes, run
+from woodfrog.cpu import run
 from woodfrog.cpu.criu import Criu, Restored
-from woodfrog.errors import NoSpaceError, RefusedError, TimeoutExceededError
-from woodfrog.operations import room
+from woodfrog.errors import BadImageError, NoSpaceError, RefusedError, TimeoutExceededError
 from woodfrog.operations.memory_folder import MemoryFolder
 from woodfrog.target import discovery
 from woodfrog.target.process import ProcessTree
 from woodfrog.target.reaper import Reaper
 
-from .programs import Start, assert_gapless, end, wait_until
+from .programs import (
+    COUNTER,
+    Start,
+    assert_gapless,
+    counting,
+    dump_and_end,
+    end,
+    outgrowing,
+    time_out_anywhere,
+    wait_until,
+)
 
 THREADS_AND_CHILD = """
 import os, threading, time
@@ -158,23 +166,14 @@ def test_what_was_dumped_is_readable_by_its_owner_only(criu: Criu, start: Start,
 def test_a_dump_that_times_out_leaves_the_target_running(criu: Criu, start: Start, tmp_path: Path) -> None:
     """Wherever it is. Killed at such moments, as it was once, 2 of 100 dumps cost the target a process."""
     program = start("x = bytearray(b'ab' * (50 << 20))\n" + THREADS_AND_CHILD)
-    moments = random.Random(4)
-    timed_out = killed = 0
-    for attempt in range(60):
-        image = tmp_path / f"image{attempt}"
+
+    def dump(leave_running: bool, timeout_s: float) -> None:
         try:
-            criu.dump(program.pid, image, leave_running=bool(attempt % 2), timeout_s=moments.uniform(0.01, 0.3))
-        except TimeoutExceededError as failure:
-            killed += "killed" in failure.advice
-            timed_out += 1
-        else:
-            if not attempt % 2:
-                processes.resume(program.pid)
-        shutil.rmtree(image)
-        program.wait_for_more(program.numbers()[-1] + 5)
-    assert timed_out >= 10
-    assert killed == 0
-    assert_gapless(program)
+            criu.dump(program.pid, tmp_path / "image", leave_running=leave_running, timeout_s=timeout_s)
+        finally:
+            shutil.rmtree(tmp_path / "image")
+
+    time_out_anywhere(program, dump, seed=4, attempts=60, longest_s=0.3)
 
 
 def test_a_dump_that_had_to_be_killed_is_told_as_such(
@@ -207,22 +206,14 @@ def test_a_full_disk_is_told_as_such_and_leaves_the_target_running(criu: Criu, s
         assert os.system(f"umount {small}") == 0
 
 
-def test_a_full_folder_in_memory_is_told_as_such(criu: Criu, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_folder_in_memory_is_told_as_such(criu: Criu, start: Start, small_folder: MemoryFolder) -> None:
     program = start("x = bytearray(b'ab' * (60 << 20))\n" + THREADS_AND_CHILD)
-    monkeypatch.setattr(room, "host_available_bytes", lambda: room.HOST_RESERVE_BYTES)
-    folder = MemoryFolder.make(0)  # as if the target had had nothing when it was looked at
-    assert folder is not None
-    try:
-        with pytest.raises(NoSpaceError, match=r"outgrew the 0\.1 GB of memory") as caught, folder.told():
-            criu.dump(program.pid, folder.path / "image", leave_running=False)
-        assert caught.value.target_state == "running"
-        assert "disk is used" in caught.value.advice
-        program.wait_for_more(program.numbers()[-1] + 20)
-        shutil.rmtree(folder.path / "image")
-        with pytest.raises(NoSpaceError, match="another folder"), folder.told():
-            raise NoSpaceError("another folder is full")
-    finally:
-        folder.close()
+    with outgrowing(small_folder, program) as caught:
+        criu.dump(program.pid, small_folder.path / "image", leave_running=False)
+    assert "disk is used" in caught.value.advice
+    shutil.rmtree(small_folder.path / "image")
+    with pytest.raises(NoSpaceError, match="another folder"), small_folder.told():
+        raise NoSpaceError("another folder is full")
 
 
 def test_a_restore_is_refused_while_the_original_lives(criu: Criu, start: Start, tmp_path: Path) -> None:
@@ -234,11 +225,8 @@ def test_a_restore_is_refused_while_the_original_lives(criu: Criu, start: Start,
 
 
 def test_a_restore_whose_data_file_changed_is_refused_with_both_sizes(criu: Criu, start: Start, tmp_path: Path) -> None:
-    program = start(
-        "open('data', 'w').write('x' * 10)\nf = open('data')\nprint(f.read(0))\n" * 1 + "print(1)\n" + _COUNT
-    )
-    dumped = criu.dump(program.pid, tmp_path / "image", leave_running=False)
-    program.kill_all()
+    program = start("open('data', 'w').write('x' * 10)\nf = open('data')\n" + COUNTER)
+    dumped = dump_and_end(criu, program, tmp_path / "image")
     (program.directory / "data").write_text("x" * 12)
     with pytest.raises(RefusedError, match=r"data had 10 bytes at the checkpoint and has 12 now"):
         criu.restore(dumped.directory, log_directory=tmp_path / "logs")
@@ -254,7 +242,7 @@ def test_a_file_deleted_while_open_is_part_of_the_image(
         "import os\n"
         "f = open('scratch', 'w+b')\n"
         "f.write(b'q' * (3 << 20)); f.flush(); os.unlink('scratch')\n"
-        + COUNT_WHILE.format(check="os.pread(f.fileno(), 1, (3 << 20) - 1) == b'q'")
+        + counting("os.pread(f.fileno(), 1, (3 << 20) - 1) == b'q'")
     )
     dumped = criu.dump(program.pid, tmp_path / "image", leave_running=True)
     program.kill_all()
@@ -271,12 +259,11 @@ def test_a_deleted_file_with_another_name_can_be_restored_more_than_once(
     program = start(
         "import os\n"
         "f = open('one', 'w+b'); f.write(b'q' * 100); f.flush(); os.link('one', 'two'); os.unlink('one')\n"
-        + COUNT_WHILE.format(check="os.pread(f.fileno(), 1, 99) == b'q'")
+        + counting("os.pread(f.fileno(), 1, 99) == b'q'")
     )
     with pytest.raises(RefusedError, match="still exists under another name"):
         criu.dump(program.pid, tmp_path / "refused", leave_running=True)
-    dumped = criu.dump(program.pid, tmp_path / "image", leave_running=False)
-    program.kill_all()
+    dumped = dump_and_end(criu, program, tmp_path / "image")
     for _ in range(3):
         lines = len(program.numbers())
         restored = restore(dumped.directory)
@@ -321,8 +308,7 @@ def test_a_restored_process_is_reaped_and_its_exit_status_kept(
     program = start(
         "import os, time\nprint(1, flush=True)\nwhile not os.path.exists('go'): time.sleep(0.005)\nos._exit(7)"
     )
-    dumped = criu.dump(program.pid, tmp_path / "image", leave_running=False)
-    program.kill_all()
+    dumped = dump_and_end(criu, program, tmp_path / "image")
     restored = restore(dumped.directory)
     (identity,) = reaper.adopt([restored.pid])
     (program.directory / "go").touch()
@@ -336,8 +322,7 @@ def test_children_that_a_restored_parent_leaves_behind_are_reaped_too(
     criu: Criu, start: Start, restore: Callable[[Path], Restored], tmp_path: Path
 ) -> None:
     program = start(THREADS_AND_CHILD)
-    dumped = criu.dump(program.pid, tmp_path / "image", leave_running=False)
-    program.kill_all()
+    dumped = dump_and_end(criu, program, tmp_path / "image")
     for _ in range(3):
         restored = restore(dumped.directory)
         end(restored)  # waits until every number is free again; a zombie would keep one
@@ -345,21 +330,19 @@ def test_children_that_a_restored_parent_leaves_behind_are_reaped_too(
 
 def test_a_failed_restore_leaves_no_process_and_keeps_the_log(criu: Criu, start: Start, tmp_path: Path) -> None:
     program = start(THREADS_AND_CHILD)
-    dumped = criu.dump(program.pid, tmp_path / "image", leave_running=False)
-    program.kill_all()
+    dumped = dump_and_end(criu, program, tmp_path / "image")
     pages = dumped.directory / "pages-2.img"
     pages.unlink()
-    with pytest.raises(Exception, match="damaged or incomplete") as caught:
+    with pytest.raises(BadImageError, match="damaged or incomplete") as caught:
         criu.restore(dumped.directory, log_directory=tmp_path / "logs", timeout_s=20)
     assert not any(Path(f"/proc/{task.pid}").exists() for task in dumped.tasks)
     assert (tmp_path / "logs" / "restore.log").stat().st_size > 0
-    assert str(tmp_path / "logs" / "restore.log") in getattr(caught.value, "advice", "")
+    assert str(tmp_path / "logs" / "restore.log") in caught.value.advice
 
 
 def test_a_restore_that_hangs_is_ended_and_leaves_no_process(criu: Criu, start: Start, tmp_path: Path) -> None:
     program = start()
-    dumped = criu.dump(program.pid, tmp_path / "image", leave_running=False)
-    program.kill_all()
+    dumped = dump_and_end(criu, program, tmp_path / "image")
     pages = dumped.directory / "pages-1.img"
     os.truncate(pages, pages.stat().st_size // 2)  # CRIU waits for the rest for ever
     with pytest.raises(TimeoutExceededError, match="restore did not end within"):
@@ -393,8 +376,7 @@ def test_an_agent_that_sleeps_is_found_and_woken_after_a_restore(
         assert agent is not None
         discovery.wake(agent)
         program.wait_for_more(n - 1)
-    dumped = criu.dump(program.pid, tmp_path / "image", leave_running=False)
-    program.kill_all()
+    dumped = dump_and_end(criu, program, tmp_path / "image")
     restore(dumped.directory)
     for n in (4, 5):
         wait_until(lambda: discovery.agent_of(program.pid) is not None, "the agent waiting for its signal again")
@@ -431,7 +413,6 @@ def test_check_finds_nothing_missing_here(criu: Criu) -> None:
     assert criu.check() is None
 
 
-_COUNT = "import time\nn = 1\nwhile True:\n    n += 1\n    print(n, flush=True)\n    time.sleep(0.002)\n"
 # The name, the mask and the wait of the interposer's agent thread.
 SLEEPING_AGENT = """
 import ctypes, signal, threading
@@ -447,7 +428,3 @@ def agent():
 threading.Thread(target=agent, daemon=True).start()
 threading.Event().wait()
 """
-COUNT_WHILE = (
-    "import time\nn = 0\nwhile {check}:\n    n += 1\n    print(n, flush=True)\n    time.sleep(0.002)\n"
-    "print('the file is not what it was', flush=True)\n"
-)

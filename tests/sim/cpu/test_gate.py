@@ -18,7 +18,7 @@ from woodfrog.cpu.gate import Gate
 from woodfrog.errors import WoodfrogError
 from woodfrog.target.reaper import Reaper
 
-from .programs import COUNTER, Program, Start, assert_gapless, end, wait_until
+from .programs import COUNTER, Program, Start, assert_gapless, dump_and_end, end, wait_until
 
 # Memory of every kind that CRIU keeps in files of pages: the process's own, shared without a name, of a memfd.
 SHARED = """
@@ -41,8 +41,7 @@ while True:
 
 def dump_without_pages(criu: Criu, program: Program, directory: Path) -> Path:
     """The image in `directory`, its program ended and its files of pages empty; the folder that has them instead."""
-    dumped = criu.dump(program.pid, directory, leave_running=False)
-    program.kill_all()
+    dumped = dump_and_end(criu, program, directory)
     aside = directory.with_name("aside")
     aside.mkdir()
     for path in list(dumped.directory.iterdir()):

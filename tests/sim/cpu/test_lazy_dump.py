@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,10 +20,19 @@ from woodfrog.cpu.criu import Criu, Dumped, Restored
 from woodfrog.cpu.pages_by import VARIABLE
 from woodfrog.cpu.run import still_running
 from woodfrog.errors import NoSpaceError, TimeoutExceededError, WoodfrogError
-from woodfrog.operations import room
 from woodfrog.operations.memory_folder import MemoryFolder
 
-from .programs import COUNTER, Program, Start, assert_gapless, session_members, wait_until
+from .programs import (
+    COUNTER,
+    Program,
+    Start,
+    assert_gapless,
+    growing,
+    outgrowing,
+    session_members,
+    time_out_anywhere,
+    wait_until,
+)
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -207,16 +216,7 @@ def test_criu_waits_with_the_target_standing_still_and_then_it_runs_on(
 def test_memory_and_children_that_came_after_the_memory_was_taken_are_saved_too(
     criu: Criu, start: Start, restore: Callable[[Path], Restored], folder: Path
 ) -> None:
-    program = start(
-        "import os, time\n"
-        "n = 0\n"
-        "def count(check):\n"
-        "    global n\n"
-        "    while check():\n"
-        "        n += 1\n"
-        "        print(n, flush=True)\n"
-        "        time.sleep(0.002)\n"
-        "count(lambda: not os.path.exists('grow'))\n"
+    grow = (
         "more = bytearray(b'xy' * (20 << 20))\n"
         "read, write = os.pipe()\n"
         "if os.fork() == 0:\n"
@@ -225,13 +225,11 @@ def test_memory_and_children_that_came_after_the_memory_was_taken_are_saved_too(
         "        os.write(2, b'' if more.count(b'y') == 20 << 20 else b'the child is not what it was')\n"
         "    os._exit(0)\n"
         "os.close(read)\n"
-        "open('grown', 'w').close()\n"
-        "count(lambda: os.write(write, b'x') and more[-2:] == b'xy')\n"
     )
+    program = start(growing(grow, check="os.write(write, b'x') and more[-2:] == b'xy'"))
     assert lazy_dump.reserve(program.pid, folder / "ahead")
     ahead_bytes = sum(path.stat().st_size for path in (folder / "ahead").iterdir())
-    (program.directory / "grow").touch()
-    wait_until((program.directory / "grown").exists, "more memory and a child")
+    program.grow()
     dumped = criu.dump(program.pid, folder / "image", leave_running=False, pages_ahead=folder / "ahead")
     assert len(dumped.tasks) == 2
     assert dumped.size_bytes > ahead_bytes + 2 * (40 << 20)
@@ -271,49 +269,27 @@ def test_a_failure_while_criu_waits_leaves_the_target_running(
 
 
 def test_a_dump_that_times_out_anywhere_leaves_the_target_running(
-    criu: Criu, start: Start, dump: Callable[..., Dumped], folder: Path
+    start: Start, dump: Callable[..., Dumped], folder: Path
 ) -> None:
     program = start("x = bytearray(b'ab' * (50 << 20))\n" + KINDS)
-    moments = random.Random(5)
-    timed_out = killed = 0
-    for attempt in range(40):
+
+    def one(leave_running: bool, timeout_s: float) -> None:
         try:
-            dump(program, leave_running=bool(attempt % 2), timeout_s=moments.uniform(0.01, 0.4))
-        except TimeoutExceededError as failure:
-            killed += "killed" in failure.advice
-            timed_out += 1
-        else:
-            if not attempt % 2:
-                processes.resume(program.pid)
-        assert os.system(f"rm -r {folder}/image {folder}/ahead") == 0
-        program.wait_for_more(program.numbers()[-1] + 5)
-    assert timed_out >= 8
-    assert killed == 0
-    assert_gapless(program)
+            dump(program, leave_running=leave_running, timeout_s=timeout_s)
+        finally:
+            shutil.rmtree(folder / "image")
+            shutil.rmtree(folder / "ahead")
+
+    time_out_anywhere(program, one, seed=5, attempts=40, longest_s=0.4)
 
 
-def test_a_folder_that_is_full_is_told_as_such(criu: Criu, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = start(
-        "import os, time\n"
-        "print(1, flush=True)\n"
-        "while not os.path.exists('grow'): time.sleep(0.005)\n"
-        "x = bytearray(b'ab' * (90 << 20))\nopen('grown', 'w').close()\n"
-        "n = 1\n" + COUNTER.partition("n = 0")[2]
-    )
-    monkeypatch.setattr(room, "host_available_bytes", lambda: room.HOST_RESERVE_BYTES)
-    small = MemoryFolder.make(0)  # as if the target had had nothing when it was looked at
-    assert small is not None
-    try:
-        assert lazy_dump.reserve(program.pid, small.path / "ahead")
-        (program.directory / "grow").touch()
-        wait_until((program.directory / "grown").exists, "more memory")
-        with pytest.raises(NoSpaceError, match=r"outgrew the 0\.1 GB of memory") as caught, small.told():
-            criu.dump(program.pid, small.path / "image", leave_running=False, pages_ahead=small.path / "ahead")
-        assert caught.value.target_state == "running"
-        program.wait_for_more(20)
-        assert_gapless(program)
-    finally:
-        small.close()
+def test_a_folder_that_is_full_is_told_as_such(criu: Criu, start: Start, small_folder: MemoryFolder) -> None:
+    program = start(growing("x = bytearray(b'ab' * (90 << 20))\n"))
+    image, ahead = small_folder.path / "image", small_folder.path / "ahead"
+    assert lazy_dump.reserve(program.pid, ahead)
+    program.grow()
+    with outgrowing(small_folder, program):
+        criu.dump(program.pid, image, leave_running=False, pages_ahead=ahead)
 
 
 def test_a_process_that_is_killed_while_criu_waits_is_told_and_the_others_run_on(

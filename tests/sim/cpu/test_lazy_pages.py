@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,12 @@ import pytest
 
 from woodfrog._native import transfer
 from woodfrog.cpu import pages_by
-from woodfrog.cpu.criu import Criu
+from woodfrog.cpu.criu import Criu, Restored
 from woodfrog.cpu.lazy_pages import LazyPages
 from woodfrog.errors import TimeoutExceededError, WoodfrogError
 from woodfrog.target.reaper import Reaper
 
-from .programs import Program, Start, assert_gapless, end, reap_session, wait_until
+from .programs import Start, assert_gapless, dump_and_end, end, reap_session, wait_until
 
 # Every page of its memory has a number of its own, or none; threads touch it as soon as they run again. What it may not
 # read, what it never touched, what it gives back after the restore (when `begun` grows): zeros, not what was there.
@@ -89,13 +90,6 @@ while True:
 """
 
 
-def dumped(criu: Criu, program: Program, directory: Path) -> Path:
-    """The image there, its program ended."""
-    criu.dump(program.pid, directory, leave_running=False)
-    program.kill_all()
-    return directory
-
-
 @pytest.fixture(params=["ours", "criu"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv(pages_by.VARIABLE, "criu" if request.param == "criu" else "")
@@ -107,7 +101,7 @@ def test_memory_of_every_kind_is_what_it_was(
 ) -> None:
     program = start(KINDS)
     program.wait_for_more(3)
-    image = dumped(criu, program, tmp_path / "image")
+    image = dump_and_end(criu, program, tmp_path / "image").directory
     restored = criu.restore(image, log_directory=tmp_path / "logs", timeout_s=60)
     reaper.adopt([task.pid for task in restored.tasks])
     program.wait_for_more(program.numbers()[-1] + 5)
@@ -127,7 +121,7 @@ def test_what_a_child_shared_with_its_parent_it_shares_again(
 ) -> None:
     program = start(FORKED)
     program.wait_for_more(3)
-    image = dumped(criu, program, tmp_path / "image")
+    image = dump_and_end(criu, program, tmp_path / "image").directory
     restored = criu.restore(image, log_directory=tmp_path / "logs", timeout_s=60)
     reaper.adopt([task.pid for task in restored.tasks])
     program.wait_for_more(program.numbers()[-1] + 5)
@@ -138,13 +132,45 @@ def test_what_a_child_shared_with_its_parent_it_shares_again(
     end(restored)
 
 
+# A child that has ended and is not waited for, beside memory of its parent's.
+WITH_A_ZOMBIE = """
+import mmap, os, time
+child = os.fork()
+if child == 0:
+    os._exit(7)
+os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+memory = mmap.mmap(-1, 8 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+memory[:] = b"z" * len(memory)
+n = 0
+while not os.path.exists("wait"):
+    assert memory[:] == b"z" * len(memory)
+    n += 1
+    print(n, flush=True)
+    time.sleep(0.01)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) * 1000, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_child_that_had_ended_can_still_be_waited_for(
+    start: Start, criu: Criu, restore: Callable[[Path], Restored], tmp_path: Path, way: str
+) -> None:
+    program = start(WITH_A_ZOMBIE)
+    dumped = dump_and_end(criu, program, tmp_path / "image")
+    assert len(dumped.tasks) == 2
+    restore(dumped.directory)
+    program.wait_for_more(program.numbers()[-1] + 5)
+    (program.directory / "wait").touch()
+    wait_until(lambda: program.numbers()[-1] == 7000, f"the child's exit code, {way}")
+
+
 @pytest.mark.parametrize("step", ["fill_pages", "answer_page_faults"])
 def test_pages_that_cannot_be_filled_leave_nothing_restored(
     criu: Criu, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     program = start(KINDS)
     program.wait_for_more(3)
-    image = dumped(criu, program, tmp_path / "image")
+    image = dump_and_end(criu, program, tmp_path / "image").directory
 
     def refuse(*_: Any, **__: Any) -> None:
         raise OSError("no more memory")
@@ -161,7 +187,7 @@ def test_criu_reads_the_pages_where_no_userfaultfd_is_to_be_had(
 ) -> None:
     program = start(KINDS)
     program.wait_for_more(3)
-    image = dumped(criu, program, tmp_path / "image")
+    image = dump_and_end(criu, program, tmp_path / "image").directory
     monkeypatch.setattr(transfer, "userfaultfd_trouble", lambda: "Operation not permitted")
     restored = criu.restore(image, log_directory=tmp_path / "logs", timeout_s=60)
     reaper.adopt([task.pid for task in restored.tasks])
@@ -188,7 +214,7 @@ find().restore(Path(sys.argv[1]), log_directory=Path(sys.argv[2]), timeout_s=600
 def test_criu_ends_with_nothing_restored_when_who_fills_is_killed(criu: Criu, start: Start, tmp_path: Path) -> None:
     program = start(KINDS)
     program.wait_for_more(3)
-    image = dumped(criu, program, tmp_path / "image")
+    image = dump_and_end(criu, program, tmp_path / "image").directory
     arguments = [sys.executable, "-c", FILLS_FOR_EVER, str(image), str(tmp_path / "logs")]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE) as filler:
         assert filler.stdout is not None
@@ -206,7 +232,7 @@ def test_a_time_out_while_pages_are_filled_leaves_nothing(
 ) -> None:
     program = start(KINDS)
     program.wait_for_more(3)
-    image = dumped(criu, program, tmp_path / "image")
+    image = dump_and_end(criu, program, tmp_path / "image").directory
     began, may_end = os.pipe()
 
     def wait(self: LazyPages) -> None:

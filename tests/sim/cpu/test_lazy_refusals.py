@@ -21,7 +21,7 @@ from woodfrog.cpu.criu import Criu, Restored
 from woodfrog.cpu.lazy_pages import LazyPages
 from woodfrog.errors import NoSpaceError, RefusedError, TargetState, WoodfrogError
 
-from .programs import Program, Start, assert_gapless, session_members
+from .programs import Program, Start, assert_gapless, dump_and_end, session_members
 
 # Two processes, each with 8 MiB at an address that is nothing in the other: CRIU shares none of that between them.
 PAIR = """
@@ -59,9 +59,7 @@ def image(criu: Criu, start: Start, tmp_path: Path) -> tuple[Program, Path]:
     """Of a program that has ended: one of PAIR."""
     program = start(PAIR)
     program.wait_for_more(3)
-    dumped = criu.dump(program.pid, tmp_path / "image", leave_running=False)
-    program.kill_all()
-    return program, dumped.directory
+    return program, dump_and_end(criu, program, tmp_path / "image").directory
 
 
 @pytest.fixture

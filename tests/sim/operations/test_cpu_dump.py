@@ -20,6 +20,7 @@ from woodfrog.cpu.pages_by import VARIABLE
 from woodfrog.cpu.run import still_running
 from woodfrog.errors import NoDaemonError, WoodfrogError
 from woodfrog.image.repository import ImageRepository
+from woodfrog.target.process import ProcessTree
 
 LEFT_OUT = "Lazy pages transfer finished successfully"  # criu/cr-dump.c
 WAITED = "woodfrog-gate: waited"
@@ -130,7 +131,8 @@ def test_criu_at_its_gate_ends_with_a_killed_daemon_and_the_target_runs_on(
     (ended,) = criu
     assert select.select([ended], [], [], 60)[0], "CRIU ends by itself"
     os.close(ended)
-    assert tracer(target.pid) == 0
+    with ProcessTree(target.pid) as tree:
+        assert tree.root.tracer_pid == 0
     target.wait_steps(2)
     product.checkpoint(target)
     target.check_runs_right()
@@ -144,11 +146,6 @@ def at_gate(product: Product) -> int:
             if criu and any(child.name() == "woodfrog-gate" for child in psutil.Process(criu).children()):
                 return criu
     return 0
-
-
-def tracer(pid: int) -> int:
-    status = Path(f"/proc/{pid}/status").read_text()
-    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("TracerPid:"))
 
 
 def criu_folders(product: Product) -> list[Path]:
