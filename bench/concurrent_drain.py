@@ -370,7 +370,7 @@ def main() -> int:
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument(
         "--background", nargs="+", default=[""], metavar="THREADS[:RATE]",
-        help="WOODFROG_BACKGROUND_THREADS and _RATE, one after the other; the first one is the summary's",
+        help="WOODFROG_BACKGROUND_THREADS and _RATE in turn, : is the usual ones; the first is the summary's",
     )  # fmt: skip
     parser.add_argument("--quiet-steps", type=int, default=0, help="before each checkpoint; 0: none")
     parser.add_argument(
