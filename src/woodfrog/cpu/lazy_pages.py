@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 VARIABLE = "WOODFROG_FILL"  # native/gate/gate.c
 OPTIONS = ("--lazy-pages",)
 # criu/uffd.c: its name for the socket in its work directory, and what it sends there instead of a process number when
-# it has finished.
+# it has finished. Of a process that had ended at the dump it sends the number, negative, and nothing behind it.
 _SOCKET = "lazy-pages.socket"
 _FINISHED = 0x52535446
 _CREDENTIALS = struct.Struct("=iII")  # struct ucred, unix(7)
@@ -220,22 +220,22 @@ class LazyPages:
             ready = _wait([connection.fileno(), arrived, ended])
             if connection.fileno() in ready:
                 word = connection.recv(4, socket.MSG_WAITALL)
-                if len(word) < 4:
-                    _wait([ended])
+                (number,) = struct.unpack("=i", word) if len(word) == 4 else (0,)
+                if number < 0 or number == _FINISHED:
+                    continue
+                if number == 0 or not self._take(number, connection):
+                    _wait([ended])  # CRIU has failed, and says why
                     return False
-                (number,) = struct.unpack("=i", word)
-                if number > 0 and number != _FINISHED:
-                    self._take(number, connection)
             else:
                 return arrived in ready
 
-    def _take(self, pid: int, connection: socket.socket) -> None:
-        uffd, sender = _receive(connection)
+    def _take(self, pid: int, connection: socket.socket) -> bool:
+        """False: CRIU ended instead."""
+        if (received := _receive(connection)) is None:
+            return False
+        uffd, sender = received
         if uffd < 0:
             raise RuntimeError(f"CRIU sent no userfaultfd for process {pid}")
-        if "userfaultfd" not in str(Path(f"/proc/self/fd/{uffd}").readlink()):
-            os.close(uffd)  # CRIU's input, for one that had ended at the dump
-            return
         process = self._processes.setdefault(pid, _Process(Path(os.devnull), b"", 0))
         process.uffd = uffd
         process.pidfd = self._opened(os.pidfd_open(sender))
@@ -243,6 +243,7 @@ class LazyPages:
             target=self._answer, args=(process,), name=f"restore-faults-{pid}", daemon=True
         )
         process.answering.start()
+        return True
 
     def _answer(self, process: _Process) -> None:
         from woodfrog._native import transfer
@@ -309,10 +310,13 @@ def _descriptors_suffice(processes: int) -> bool:
     return limit == resource.RLIM_INFINITY or wanted <= limit
 
 
-def _receive(connection: socket.socket) -> tuple[int, int]:
-    """A descriptor that CRIU sends, -1 if there is none, and the number here of the process that sent it."""
+def _receive(connection: socket.socket) -> tuple[int, int] | None:
+    """A descriptor that CRIU sends, -1 if there is none, and the number here of the process that sent it. None: nobody
+    sends any more."""
     space = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(4)
-    _, messages, _, _ = connection.recvmsg(1, space, socket.MSG_CMSG_CLOEXEC)
+    data, messages, _, _ = connection.recvmsg(1, space, socket.MSG_CMSG_CLOEXEC)
+    if not data:
+        return None
     found = {kind: data for _, kind, data in messages}
     (fd,) = struct.unpack_from("=i", found.get(socket.SCM_RIGHTS, b"\xff" * 4))
     pid, _, _ = _CREDENTIALS.unpack(found[socket.SCM_CREDENTIALS])

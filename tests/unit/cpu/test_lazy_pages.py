@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import struct
 from array import array
 from pathlib import Path
 
@@ -75,3 +78,44 @@ def test_parents_that_go_in_a_circle_are_no_endless_search(tmp_path: Path) -> No
     write(tmp_path, 2, entry(BASE, 4, BOTH))
     lazy = LazyPages(tmp_path, [task(1, 2), task(2, 1)])
     assert lazy.size_bytes == 0
+
+
+def collected(lazy: LazyPages, *sent: bytes) -> bool:
+    """What becomes of a hand-over in which CRIU sends that, and ends."""
+    ours, criu = socket.socketpair()
+    arrived, arrives = os.pipe()
+    ended, ends = os.pipe()
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    for word in sent:
+        criu.send(word)
+    criu.close()
+    os.close(ends)
+    try:
+        return lazy._collect(ours, arrived, ended)
+    finally:
+        ours.close()
+        for fd in (arrived, arrives, ended):
+            os.close(fd)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param([], id="at once"),
+        pytest.param([b"\x01\x00"], id="within a number"),
+        pytest.param([struct.pack("=i", 7)], id="before a number's userfaultfd"),
+        pytest.param([struct.pack("=i", -7), struct.pack("=i", 7)], id="behind one that had ended at the dump"),
+    ],
+)
+def test_criu_that_ends_in_its_hand_over_is_not_taken_for_a_failure_of_ours(tmp_path: Path, sent: list[bytes]) -> None:
+    """Its log says why it did."""
+    write(tmp_path, 7, entry(BASE, 4, BOTH))
+    lazy = LazyPages(tmp_path, [task(7, 0)])
+    assert not collected(lazy, *sent)
+    assert lazy.failure is None
+
+
+def test_a_hand_over_without_a_descriptor_is_a_failure_of_ours(tmp_path: Path) -> None:
+    write(tmp_path, 7, entry(BASE, 4, BOTH))
+    with pytest.raises(RuntimeError, match="no userfaultfd for process 7"):
+        collected(LazyPages(tmp_path, [task(7, 0)]), struct.pack("=i", 7), b"x")
