@@ -57,8 +57,9 @@ def test_a_processor_that_touches_host_memory_while_it_is_away_waits(make_job: C
     for worker in (0, 1):
         job.sharer.order(worker, "count", "h" if worker == 0 else "p")
     for turn in range(3):
-        before = [_counted(job, worker) for worker in (0, 1)]
-        assert all(before)
+        for worker in (0, 1):
+            while not _counted(job, worker):
+                pass  # its thread has only begun
         job.freeze()
         still = [_settled(job, worker) for worker in (0, 1)]
         if turn == 1:
