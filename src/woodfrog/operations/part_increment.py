@@ -279,6 +279,7 @@ class PartIncrement:
         def drain(first: int, count: int, slot: int, progress: Progress) -> None:
             self._turn()
             end = first + count
+            running = self._in_background()
             pieces, numbers = staging.holding(self._slots[first:end])
             drain_pieces(
                 pieces,
@@ -288,8 +289,8 @@ class PartIncrement:
                 slot,
                 self._chunk_bytes,
                 progress,
-                background=self._in_background(),
-                most_bytes_per_s=background_rate() if self._in_background() else 0,
+                background=running,
+                most_bytes_per_s=background_rate() if running else 0,
             )
             staging.release_below(self._slots[end] if end < self._staged else staging.slots)
 

@@ -55,6 +55,7 @@ REAP_TIMEOUT_S = 5.0
 # Process 1 does so for certain if it is an init, but a container's may look only every few seconds (seen: 2 s, more on
 # a machine with much to do).
 INIT_REAP_TIMEOUT_S = 30.0
+LOOK_S = 0.05
 
 
 class Restore(OnOneTarget):
@@ -476,14 +477,17 @@ def await_reaping(pids: list[int]) -> None:
         stat = procfs.stat(pid)
         if stat is None or stat.state not in "ZX":
             continue
-        deadline = begun + (INIT_REAP_TIMEOUT_S if stat.parent_pid == 1 else REAP_TIMEOUT_S)
         try:
             pidfd = os.pidfd_open(pid)
         except ProcessLookupError:
             continue
         try:
             poll = select.poll()
-            poll.register(pidfd, 0)  # POLLHUP: reaped (Linux 6.9; an older kernel waits the time out)
-            poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
+            poll.register(pidfd, 0)  # POLLHUP: reaped, from Linux 6.9 on; an older kernel tells nobody, so it is looked
+            while (now := procfs.stat(pid)) is not None and now.start_ticks == stat.start_ticks:
+                limit_s = INIT_REAP_TIMEOUT_S if now.parent_pid == 1 else REAP_TIMEOUT_S
+                left_s = begun + limit_s - time.monotonic()
+                if left_s <= 0 or poll.poll(min(left_s, LOOK_S) * 1000):
+                    break
         finally:
             os.close(pidfd)
